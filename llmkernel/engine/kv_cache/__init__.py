@@ -1,0 +1,1 @@
+"""Blocks of KV memory: who holds them, which prefixes they cache."""

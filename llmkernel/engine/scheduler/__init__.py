@@ -1,0 +1,1 @@
+"""Which tokens of which request are computed in a step."""

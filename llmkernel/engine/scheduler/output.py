@@ -1,0 +1,64 @@
+"""What the scheduler decides in a step, and what the executor answers. In-process only; nothing here travels."""
+
+import dataclasses
+
+from llmkernel.protocol.outputs import LogprobsLists
+from llmkernel.protocol.sampling_params import SamplingParams
+
+__all__ = ["CachedRequestData", "ModelRunnerOutput", "NewRequestData", "SchedulerOutput"]
+
+
+@dataclasses.dataclass(slots=True)
+class NewRequestData:
+    """A request that runs for the first time, in full. The worker keeps it until it is finished.
+
+    block_ids: KV blocks of the request in order. num_computed_tokens: tokens whose KV is there already (prefix cache).
+    """
+
+    req_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    block_ids: list[int]
+    num_computed_tokens: int
+    eos_token_id: int | None = None
+    bad_words_token_ids: list[list[int]] | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class CachedRequestData:
+    """What changed for requests that the worker knows; the lists are parallel.
+
+    new_block_ids: appended to the request's blocks, or replacing them for ids in resumed_req_ids (after preemption:
+    every token before num_computed_tokens is in the cache, the rest, prompt and output, is computed again).
+    """
+
+    req_ids: list[str] = dataclasses.field(default_factory=list)
+    resumed_req_ids: set[str] = dataclasses.field(default_factory=set)
+    new_block_ids: list[list[int]] = dataclasses.field(default_factory=list)
+    num_computed_tokens: list[int] = dataclasses.field(default_factory=list)
+    num_output_tokens: list[int] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(slots=True)
+class SchedulerOutput:
+    """One step: how many tokens of which request. Finished and preempted ids are told once, so that workers drop state."""
+
+    scheduled_new_reqs: list[NewRequestData]
+    scheduled_cached_reqs: CachedRequestData
+    num_scheduled_tokens: dict[str, int]
+    total_num_scheduled_tokens: int
+    finished_req_ids: set[str]
+    preempted_req_ids: set[str]
+
+
+@dataclasses.dataclass(slots=True)
+class ModelRunnerOutput:
+    """What a step computed.
+
+    sampled_token_ids: request id -> new tokens; a request whose prefill is not through has no entry (or []).
+    logprobs: of the sampled tokens, for requests that asked. errors: requests that failed alone, with the reason.
+    """
+
+    sampled_token_ids: dict[str, list[int]]
+    logprobs: dict[str, LogprobsLists] = dataclasses.field(default_factory=dict)
+    errors: dict[str, str] = dataclasses.field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""The model implementations that the worker can run."""

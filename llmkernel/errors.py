@@ -1,0 +1,89 @@
+"""The error families of llmkernel.
+
+Four families, by what the reader can do about them: the request is wrong (change it), this request failed (others
+go on), the engine did not start (the cause is in the message), the engine is dead (load it again).
+"""
+
+__all__ = [
+    "EngineDeadError",
+    "EngineStartupError",
+    "InvalidRequestError",
+    "LLMKernelError",
+    "RequestFailedError",
+    "UnsupportedFeatureError",
+    "UtilityCallError",
+]
+
+
+class LLMKernelError(Exception):
+    """Base of every error that llmkernel raises on purpose."""
+
+
+class InvalidRequestError(LLMKernelError, ValueError):
+    """The request, an option or a setting is wrong; nothing was sent.
+
+    `parameter` names the field and `value` holds what was given, where there is one (vLLM: VLLMValidationError).
+    """
+
+    def __init__(self, message: str, *, parameter: str | None = None, value: object = None) -> None:
+        super().__init__(message)
+        self.parameter = parameter
+        self.value = value
+
+
+class UnsupportedFeatureError(InvalidRequestError, NotImplementedError):
+    """A parameter of vLLM's that exists here and is refused by name, until it is built."""
+
+
+class RequestFailedError(LLMKernelError, RuntimeError):
+    """One request failed in the engine; its neighbours go on.
+
+    `request_id` names it. `partial` holds what had been generated, where there is something (a RequestOutput).
+    """
+
+    def __init__(self, message: str, *, request_id: str | None = None, partial: object = None) -> None:
+        super().__init__(message)
+        self.request_id = request_id
+        self.partial = partial
+
+
+class UtilityCallError(RequestFailedError):
+    """A utility call raised in the engine. `remote_type` and `remote_traceback` are the engine's, as text."""
+
+    def __init__(self, message: str, *, remote_type: str = "", remote_traceback: str = "") -> None:
+        super().__init__(message)
+        self.remote_type = remote_type
+        self.remote_traceback = remote_traceback
+
+
+class EngineStartupError(LLMKernelError, RuntimeError):
+    """The engine process did not become ready.
+
+    The message is the cause in a line or two, with a hint. `remote_type` is the class name of the child's exception
+    ("" if it died without one), `remote_traceback` its traceback, `log_tail` the last lines of its log.
+    """
+
+    def __init__(
+        self, message: str, *, remote_type: str = "", remote_traceback: str = "", log_tail: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.remote_type = remote_type
+        self.remote_traceback = remote_traceback
+        self.log_tail = log_tail
+
+
+class EngineDeadError(LLMKernelError, RuntimeError):
+    """The engine process is gone (or was shut down). `exitcode` is its exit code, negative for a signal (as Popen's)."""
+
+    def __init__(
+        self,
+        message: str = "The engine is not running; load the model again.",
+        *,
+        exitcode: int | None = None,
+        remote_traceback: str = "",
+        log_tail: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.exitcode = exitcode
+        self.remote_traceback = remote_traceback
+        self.log_tail = log_tail

@@ -1,0 +1,1 @@
+"""The notebook face: magics, the Generation handle, displays."""
