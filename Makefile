@@ -1,0 +1,46 @@
+# The verbs of this project. A fresh machine needs Python 3.11 or newer and PyPI; `make demo` and `make test` do the rest.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help install demo lab test check rows bench soak clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(STAMP)  ## create $(VENV) and install llmkernel with what its tests need
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(STAMP)
+
+demo: install  ## fetch the default model, run the quickstart notebook headless, print its answers as they stream
+	$(BIN)/python -m notebooks.run notebooks/quickstart.ipynb
+
+lab: install  ## open the notebooks in JupyterLab
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt jupyterlab
+	$(BIN)/jupyter lab --notebook-dir notebooks quickstart.ipynb
+
+test: install  ## every test but the long sweeps
+	$(PYTEST) -m "not soak"
+
+check: install  ## format, lint, types, direction of imports
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy llmkernel
+	$(BIN)/lint-imports
+
+rows: install  ## which rows of the specification are proved, by which tests
+	$(BIN)/python -m tests.rows
+
+bench: install  ## the figures of the README, as JSON on stdout
+	$(BIN)/python -m benchmarks
+
+soak: install  ## the long sweeps
+	$(PYTEST) -m soak
+
+clean:  ## remove what the verbs above made
+	rm -rf $(VENV) dist build .pytest_cache .hypothesis .mypy_cache .ruff_cache
