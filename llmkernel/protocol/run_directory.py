@@ -1,0 +1,255 @@
+"""The run directory: the private folder in which the sockets and the log of one run live.
+
+A run is alive while some process holds its lock file, never by a pid: the system drops the lock when the last holder
+ends, however it ends. Holders share the lock (flock LOCK_SH); whoever removes a dead run must get it alone.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import stat
+import tempfile
+import time
+import weakref
+from pathlib import Path
+from types import TracebackType
+
+from llmkernel.errors import LLMKernelError
+from llmkernel.logger import init_logger
+from llmkernel.protocol.transport import MAX_IPC_PATH
+
+__all__ = ["RunDirectory", "RunDirectoryError", "default_base", "remove_dead", "sweep_dead"]
+
+logger = init_logger(__name__)
+
+LOCK_NAME = "lock"
+_FINISHED = re.compile(r"llmk-[0-9a-f]{8}")
+_UNFINISHED = re.compile(r"llmk-[0-9a-f]{8}\.new")
+_SOCKET_NAME = re.compile(r"[a-z0-9]{1,8}")
+_LONGEST_TAIL = len("/llmk-00000000/12345678")
+_UNFINISHED_AGE = 60.0
+
+
+class RunDirectoryError(LLMKernelError, OSError):
+    """A folder that sockets must not live in, or no folder at all; the message says which and why."""
+
+
+class RunDirectory:
+    """A fresh run directory of mode 0700, locked while this object lives. Close it, or use `with`.
+
+    base: the folder to make it in; None = `default_base()`. Closing removes the directory with all that is in it. In a
+    forked child every method that would change something does nothing: the directory is the parent's.
+    """
+
+    def __init__(self, base: str | os.PathLike[str] | None = None) -> None:
+        folder = default_base() if base is None else Path(base)
+        _check_base(folder)
+        self._owns = True
+        self._start(*_make_directory(folder))
+
+    @classmethod
+    def join(cls, path: str | os.PathLike[str]) -> "RunDirectory":
+        """Hold the run at `path`, which another process made: it stays alive until this object is closed too.
+
+        Closing removes the directory if nobody else holds it. RunDirectoryError if it is a link, of another owner, of
+        another mode, or dead.
+        """
+        run = cls.__new__(cls)
+        run._owns = False
+        folder = Path(path)
+        check_private(folder)
+        run._start(folder, _lock(folder, fcntl.LOCK_SH))
+        return run
+
+    def _start(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._pid = os.getpid()
+        self._lock: int | None = lock
+        _open_runs.add(self)
+
+    def file(self, name: str) -> Path:
+        """Path of the file or socket `name` in this directory: 1 to 8 lower-case letters and digits."""
+        if not _SOCKET_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not a name in a run directory; use 1 to 8 of a-z, 0-9.")
+        return self.path / name
+
+    def address(self, name: str) -> str:
+        """ZMQ address of the socket `name`."""
+        return f"ipc://{self.file(name)}"
+
+    @property
+    def closed(self) -> bool:
+        return self._lock is None
+
+    def close(self) -> None:
+        """Let go of the run. The maker removes the directory; others do when nobody else holds it. Idempotent."""
+        if self._lock is None or os.getpid() != self._pid:
+            return
+        lock, self._lock = self._lock, None
+        try:
+            if self._owns or _try_flock(lock, fcntl.LOCK_EX):
+                shutil.rmtree(self.path, ignore_errors=True)
+        finally:
+            os.close(lock)
+
+    def __enter__(self) -> "RunDirectory":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _forget_after_fork(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)  # the parent's lock stays; without this the child would keep the run alive after it
+            self._lock = None
+
+
+_open_runs: "weakref.WeakSet[RunDirectory]" = weakref.WeakSet()
+
+
+def _forget_runs_after_fork() -> None:
+    for run in list(_open_runs):
+        run._forget_after_fork()
+    _open_runs.clear()
+
+
+os.register_at_fork(after_in_child=_forget_runs_after_fork)
+
+
+def default_base() -> Path:
+    """Where run directories are made: XDG_RUNTIME_DIR if it is private and short enough, else the temporary folder."""
+    named = os.environ.get("XDG_RUNTIME_DIR")
+    candidates = [Path(named)] if named else []
+    candidates += [Path(os.path.realpath(tempfile.gettempdir())), Path("/tmp")]
+    for folder in candidates:
+        try:
+            _check_base(folder)
+        except RunDirectoryError as error:
+            logger.warning("%s Trying another folder.", error)
+        else:
+            return folder
+    raise RunDirectoryError(
+        f"No folder for sockets among {', '.join(map(str, candidates))}; set XDG_RUNTIME_DIR to a private folder "
+        f"(mode 0700) with a short path."
+    )
+
+
+def sweep_dead(base: str | os.PathLike[str] | None = None) -> list[Path]:
+    """Remove the run directories in `base` whose lock nobody holds; returns them. Live ones are never touched."""
+    folder = default_base() if base is None else Path(base)
+    now = time.time()
+    removed = []
+    for path in sorted(folder.glob("llmk-*")):
+        if _FINISHED.fullmatch(path.name):
+            gone = remove_dead(path)
+        else:
+            gone = bool(_UNFINISHED.fullmatch(path.name)) and _age(path, now) > _UNFINISHED_AGE and remove_dead(path)
+        if gone:
+            removed.append(path)
+    return removed
+
+
+def remove_dead(path: str | os.PathLike[str]) -> bool:
+    """Remove the run directory `path` if nobody holds its lock; says whether it is gone by this call."""
+    folder = Path(path)
+    try:
+        check_private(folder)
+        lock = _lock(folder, fcntl.LOCK_EX)
+    except FileNotFoundError:
+        return _remove_without_lock(folder)
+    except OSError:
+        return False  # not ours, or alive
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(lock)
+    return not folder.exists()
+
+
+def check_private(folder: Path) -> None:
+    """RunDirectoryError unless `folder` is a directory of ours, no link, of mode 0700."""
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise RunDirectoryError(f"{folder} is not a folder (a link is refused).")
+    if status.st_uid != os.geteuid():
+        raise RunDirectoryError(f"{folder} belongs to another user.")
+    if stat.S_IMODE(status.st_mode) != 0o700:
+        raise RunDirectoryError(f"{folder} has mode {stat.S_IMODE(status.st_mode):04o}, not 0700.")
+
+
+def _check_base(folder: Path) -> None:
+    """A base is private to us, or sticky like /tmp, where nobody can rename or remove what is ours."""
+    try:
+        status = folder.lstat()
+    except OSError as error:
+        raise RunDirectoryError(f"{folder} cannot be used for sockets: {error.strerror}.") from error
+    sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX and status.st_uid in (0, os.geteuid())
+    if not sticky:
+        check_private(folder)
+    if not folder.is_absolute() or len(os.fsencode(folder)) + _LONGEST_TAIL >= MAX_IPC_PATH:
+        raise RunDirectoryError(f"{folder} is not an absolute path that is short enough for sockets.")
+
+
+def _make_directory(base: Path) -> tuple[Path, int]:
+    """(path, lock). The directory gets its name when its lock is held, so that no sweep can see it unlocked."""
+    name = f"llmk-{secrets.token_hex(4)}"
+    unfinished, path = base / f"{name}.new", base / name
+    unfinished.mkdir(mode=0o700)
+    lock: int | None = None
+    try:
+        unfinished.chmod(0o700)  # whatever the umask says
+        lock = os.open(unfinished / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        unfinished.rename(path)
+    except BaseException:
+        if lock is not None:
+            os.close(lock)
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    return path, lock
+
+
+def _lock(folder: Path, kind: int) -> int:
+    """Open and lock the lock file of `folder`. FileNotFoundError without one, RunDirectoryError if others hold it."""
+    lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        if not _try_flock(lock, kind):
+            raise RunDirectoryError(f"{folder} is held by another process.")
+        if os.fstat(lock).st_nlink == 0:
+            raise RunDirectoryError(f"{folder} is gone.")
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _try_flock(lock: int, kind: int) -> bool:
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        raise
+    return True
+
+
+def _remove_without_lock(folder: Path) -> bool:
+    """A directory without a lock file: the rest of a removal that was cut short, or of a start that was."""
+    with contextlib.suppress(OSError):
+        check_private(folder)
+        shutil.rmtree(folder)
+        return True
+    return False
+
+
+def _age(path: Path, now: float) -> float:
+    try:
+        return now - path.lstat().st_mtime
+    except OSError:
+        return 0.0
