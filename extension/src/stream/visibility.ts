@@ -1,0 +1,35 @@
+const REPORT_AFTER = 100;
+
+/** Tells which rows are on screen, at most every 100 ms and only when that has changed. */
+export class Visibility {
+  private readonly visible = new Set<number>();
+  private readonly rows = new Map<Element, number>();
+  private readonly observer: IntersectionObserver;
+  private timer: number | undefined;
+
+  constructor(private readonly report: (rows: number[]) => void) {
+    this.observer = new IntersectionObserver(this.onChange, { rootMargin: "200px" });
+  }
+
+  watch(element: Element, row: number): void {
+    this.rows.set(element, row);
+    this.observer.observe(element);
+  }
+
+  dispose(): void {
+    this.observer.disconnect();
+    window.clearTimeout(this.timer);
+  }
+
+  private readonly onChange = (entries: IntersectionObserverEntry[]): void => {
+    for (const entry of entries) {
+      const row = this.rows.get(entry.target)!;
+      if (entry.isIntersecting) this.visible.add(row);
+      else this.visible.delete(row);
+    }
+    this.timer ??= window.setTimeout(() => {
+      this.timer = undefined;
+      this.report([...this.visible].sort((a, b) => a - b));
+    }, REPORT_AFTER);
+  };
+}
