@@ -25,7 +25,7 @@ def track_frames(buffers: Iterable[Buffer]) -> tuple[list[zmq.Frame], zmq.Messag
     buffer is the first one; and pyzmq would let such a buffer be resized while it is queued. Frames below
     zmq.COPY_THRESHOLD bytes are copied at once and hold nothing up.
     """
-    frames = [zmq.Frame(buffer, track=True, copy=False, copy_threshold=zmq.COPY_THRESHOLD) for buffer in buffers]
+    frames = [zmq.Frame(buffer, track=True) for buffer in buffers]
     return frames, zmq.MessageTracker(*(frame.tracker for frame in frames))
 
 

@@ -62,7 +62,7 @@ def make_zmq_socket(
 
 def bound_address(socket: "zmq.Socket[Any]") -> str:
     """Where `socket` is bound or connected; the real port of a `tcp://127.0.0.1:*`."""
-    return socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
+    return socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
 
 def _set_options(socket: "zmq.Socket[Any]", socket_type: int, hwm: int) -> None:
