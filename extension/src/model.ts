@@ -55,7 +55,10 @@ export interface Snapshot {
   rows: RowSnapshot[];
 }
 
-/** > What is new since the last frame, at most every 40 ms. `d` holds rows that the view shows, `c` any row. */
+/**
+ * > What is new since the last frame, at most every 40 ms. `d` and `k` append, for rows on screen only (a row that comes into view
+ * gets all it missed in its next frame); `c` is for any row.
+ */
 export interface Frame {
   t: "frame";
   seq: number;
@@ -64,14 +67,7 @@ export interface Frame {
   k?: [row: number, tokens: TokenView[]][];
 }
 
-/** > Text of rows that came into view, whole: it replaces what they show. */
-export interface Fill {
-  t: "fill";
-  seq: number;
-  rows: [row: number, snapshot: RowSnapshot][];
-}
-
-/** < The view is mounted. */
+/** < A view is mounted. The Snapshot that answers reaches every view of the model. */
 export interface Hello {
   t: "hello";
 }
@@ -83,13 +79,14 @@ export interface Resync {
   have: number;
 }
 
-/** < Rows on screen: only these get text. */
+/** < Rows on screen in one view: only rows that some view shows get text. Sent on change, and after every Snapshot. */
 export interface Visible {
   t: "visible";
+  view: string;
   rows: number[];
 }
 
-export type StreamDown = Snapshot | Frame | Fill;
+export type StreamDown = Snapshot | Frame;
 export type StreamUp = Hello | Resync | Visible;
 
 export interface StreamTraits {

@@ -17,6 +17,7 @@ export interface Door {
 /** All requests of one cell: a single answer, or a grid of them, with the totals above. */
 export class StreamView {
   readonly element = h("div", "llmk llmk-stream");
+  private readonly name = Math.random().toString(36).slice(2);
   private rows: Row[] = [];
   private reading: Reading = "plain";
   private readonly grid = h("div", "llmk-grid");
@@ -46,11 +47,9 @@ export class StreamView {
       this.sequence.snapshot(message.seq);
       this.pending.length = 0;
       this.show(message);
+      this.visibility.repeat();
     } else if (!this.sequence.accepts(message.seq)) {
       return;
-    } else if (message.t === "fill") {
-      this.paint();
-      for (const [index, row] of message.rows) this.rows[index]?.replace(row);
     } else {
       this.pending.push(message);
       this.painting ||= requestAnimationFrame(this.paint);
@@ -66,11 +65,12 @@ export class StreamView {
   dispose(): void {
     cancelAnimationFrame(this.painting);
     this.visibility.dispose();
+    this.door.send({ t: "visible", view: this.name, rows: [] });
     for (const row of this.rows) row.dispose();
   }
 
   private watchRows(): Visibility {
-    return new Visibility((rows) => this.door.send({ t: "visible", rows }));
+    return new Visibility((rows) => this.door.send({ t: "visible", view: this.name, rows }));
   }
 
   private build(snapshots: RowSnapshot[]): void {
@@ -80,7 +80,7 @@ export class StreamView {
     this.rows = snapshots.map(() => new Row((id) => this.door.stop([id])));
     this.rows.forEach((row, index) => {
       row.read(this.reading);
-      if (snapshots.length >= MANY) this.visibility.watch(row.element, index);
+      this.visibility.watch(row.element, index);
     });
     this.element.classList.toggle("llmk-many", snapshots.length >= MANY);
     this.grid.replaceChildren(...this.rows.map((row) => row.element));

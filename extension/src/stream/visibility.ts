@@ -16,6 +16,13 @@ export class Visibility {
     this.observer.observe(element);
   }
 
+  /** Tell it again. */
+  readonly repeat = (): void => {
+    window.clearTimeout(this.timer);
+    this.timer = undefined;
+    this.report([...this.visible].sort((a, b) => a - b));
+  };
+
   dispose(): void {
     this.observer.disconnect();
     window.clearTimeout(this.timer);
@@ -27,9 +34,6 @@ export class Visibility {
       if (entry.isIntersecting) this.visible.add(row);
       else this.visible.delete(row);
     }
-    this.timer ??= window.setTimeout(() => {
-      this.timer = undefined;
-      this.report([...this.visible].sort((a, b) => a - b));
-    }, REPORT_AFTER);
+    this.timer ??= window.setTimeout(this.repeat, REPORT_AFTER);
   };
 }

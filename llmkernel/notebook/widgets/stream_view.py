@@ -1,0 +1,68 @@
+"""StreamView: the live view of one cell's requests."""
+
+import pathlib
+from collections.abc import Iterable
+from typing import Any
+
+import anywidget
+import traitlets
+
+from llmkernel.notebook.widgets.frame_clock import FrameClock
+from llmkernel.notebook.widgets.messages import Counters, Hello, Resync, StreamUp, TokenView, Visible, pack, unpack
+from llmkernel.notebook.widgets.stop_channel import StopChannel
+from llmkernel.notebook.widgets.stream_rows import StreamRows
+
+__all__ = ["StreamView"]
+
+_STATIC = pathlib.Path(__file__).parent.parent / "static"
+
+
+class StreamView(anywidget.AnyWidget):
+    """One widget model per cell; extension/src/stream is its browser half, extension/src/model.ts the contract.
+
+    Call `start` on the kernel's loop, `append` and `count` as answers grow, `finish` once.
+    """
+
+    _esm = _STATIC / "stream.js"
+    _css = _STATIC / "stream.css"
+    snapshot = traitlets.Any(None, allow_none=True).tag(sync=True)
+    stop = traitlets.Unicode().tag(sync=True)
+    logprobs = traitlets.Bool(False).tag(sync=True)
+
+    def __init__(self, rows: Iterable[tuple[str, str]], stop: StopChannel, *, logprobs: bool = False) -> None:
+        """`rows`: (request id, label) of each request."""
+        super().__init__(stop=f"IPY_MODEL_{stop.model_id}", logprobs=logprobs)
+        self._rows = StreamRows(rows)
+        self._clock: FrameClock | None = None
+        self.on_msg(self._receive)
+
+    def start(self, clock: FrameClock) -> None:
+        self._clock = clock
+        clock.add(self)
+
+    def append(self, row: int, text: str, token_views: Iterable[TokenView] = ()) -> None:
+        self._rows.append(row, text, token_views)
+
+    def count(self, row: int, changes: Counters) -> None:
+        self._rows.count(row, changes)
+
+    def beat(self, *, counters: bool) -> None:
+        if (frame := self._rows.frame(counters=counters)) is not None:
+            self.send(pack(frame))
+
+    def finish(self) -> None:
+        """Everything has ended: the last frame, and the snapshot that a later view starts from."""
+        if self._clock is not None:
+            self._clock.remove(self)
+        self.beat(counters=True)
+        self.snapshot = pack(self._rows.snapshot())
+
+    def _receive(self, _widget: object, content: Any, _buffers: object) -> None:
+        match unpack(content, StreamUp):
+            case Hello():
+                self._rows.forget_views()
+                self.send(pack(self._rows.snapshot()))
+            case Resync():
+                self.send(pack(self._rows.snapshot()))
+            case Visible(view=view, rows=rows):
+                self._rows.see(view, rows)
