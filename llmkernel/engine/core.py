@@ -1,0 +1,262 @@
+"""EngineCore: the engine without sockets. Add, abort, and `step()` = schedule, execute, update."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
+
+from llmkernel import __version__
+from llmkernel.config import EngineArgs
+from llmkernel.engine.executor import Executor, ExecutorFacts, ReportProgress
+from llmkernel.engine.kv_cache.manager import KVCacheManager
+from llmkernel.engine.pause_control import PauseControl
+from llmkernel.engine.request import Request, RequestStatus
+from llmkernel.engine.request_checks import RequestLimits, check_request
+from llmkernel.engine.scheduler.output import SchedulerOutput
+from llmkernel.engine.scheduler.scheduler import Scheduler
+from llmkernel.errors import LLMKernelError, UnsupportedFeatureError
+from llmkernel.logger import init_logger
+from llmkernel.protocol.handshake import EngineCoreReadyResponse
+from llmkernel.protocol.outputs import EngineCoreOutputs
+from llmkernel.protocol.requests import EngineCoreRequest
+from llmkernel.protocol.stats import SchedulerStats
+
+__all__ = ["EngineCore"]
+
+logger = init_logger(__name__)
+
+UNBUILT_UTILITIES = frozenset(
+    {
+        "add_lora",
+        "commit_prepared_elastic_ep",
+        "compute_weight_checksums",
+        "execute_dummy_batch",
+        "get_weight_version",
+        "handle_fault_tolerance",
+        "pin_lora",
+        "profile",
+        "reinitialize_distributed",
+        "release_kv_cache_memory",
+        "remove_lora",
+        "reset_encoder_cache",
+        "reset_mm_cache",
+        "save_sharded_state",
+        "set_weight_version",
+        "sleep",
+        "wake_up",
+    }
+)
+"""vLLM's utilities that are refused by name."""
+
+
+class EngineCore:
+    """Scheduler, KV blocks and executor, driven by whoever calls `step`; it owns the executor.
+
+    Everything is called from one thread, the engine's main one, except `preprocess_add_request`. A wrong request is
+    refused before it is added; a request that fails, or a step that raises, ends the requests concerned with
+    FinishReason.ERROR and the reason, and the engine goes on.
+
+    ready: what a client has to know; max_model_len is what the model, the options and the KV pool allow together.
+    """
+
+    def __init__(self, args: EngineArgs, executor: Executor, report: ReportProgress) -> None:
+        """Starts the executor, which may take minutes; its errors pass through."""
+        self._args = args
+        self._executor: Executor | None = executor
+        facts = executor.start(args, report)
+        self._kv_cache = KVCacheManager(facts.num_blocks, facts.block_size, enable_caching=args.enable_prefix_caching)
+        self._scheduler = Scheduler(
+            self._kv_cache,
+            max_num_seqs=args.max_num_seqs,
+            max_num_batched_tokens=args.max_num_batched_tokens,
+            max_model_len=facts.max_model_len,
+            policy=args.scheduling_policy,
+            stream_interval=args.stream_interval,
+        )
+        self._limits = RequestLimits(
+            vocab_size=facts.model.vocab_size,
+            max_model_len=self._scheduler.max_model_len,
+            num_blocks=self._kv_cache.pool.num_usable_blocks,
+            block_size=facts.block_size,
+        )
+        self._pauses = PauseControl(self._scheduler)
+        self._utilities = self._registered_utilities()
+        self._step_time = 0.0
+        self.ready = self._describe(facts)
+
+    # Requests.
+
+    def preprocess_add_request(self, request: EngineCoreRequest) -> Request:
+        """Check a request and hash its blocks; safe in the input thread. InvalidRequestError says what to change."""
+        check_request(request, self._limits)
+        return Request.from_engine_core_request(request, self._kv_cache.hash_new_blocks)
+
+    def add_request(self, request: Request) -> None:
+        """Queue the request. InvalidRequestError if its id is in use; the request that has it is not touched."""
+        self._scheduler.add_request(request)
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """End requests with FinishReason.ABORT; ids that are unknown or ended are passed over."""
+        self._scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+
+    def abort_all_requests(self) -> None:
+        """End every live request with FinishReason.ABORT."""
+        self.abort_requests(list(self._scheduler.requests))
+
+    def reject_request(self, request: EngineCoreRequest, reason: str) -> None:
+        """Tell the client, with the next step, that the request ended with FinishReason.ERROR before it began.
+
+        Not if the client's own live request has this id: that one's stream goes on.
+        """
+        live = self._scheduler.requests.get(request.request_id)
+        if live is not None and live.client_index == request.client_index:
+            logger.warning("Request %s was sent twice; the second one is dropped: %s", request.request_id, reason)
+            return
+        self._scheduler.outbox.refuse(request.client_index, request.request_id, reason)
+
+    def has_requests(self) -> bool:
+        """`step` has something to do: requests that may run, ended ones to tell of, a pause to complete."""
+        return bool(self._scheduler.outbox) or self._scheduler.has_work() or self._pauses.has_settled
+
+    def has_unfinished_requests(self) -> bool:
+        """Live requests, paused ones included."""
+        return bool(self._scheduler.requests)
+
+    # The step.
+
+    def step(self) -> dict[int, EngineCoreOutputs]:
+        """One step; what it brought, by client_index. Empty if there was nothing to do."""
+        self._pauses.settle()
+        stepped = self._scheduler.has_work()
+        if stepped:
+            started = time.monotonic()
+            step = self._scheduler.schedule()
+            self._execute(step)
+            self._step_time = time.monotonic() - started
+        if not stepped and not self._scheduler.outbox:
+            return {}
+        stats = self._scheduler.make_stats(self._step_time) if self._args.log_stats else None
+        return self._scheduler.outbox.take(stats)
+
+    def shutdown(self) -> None:
+        """Give everything back; idempotent."""
+        self._pauses.shutdown()
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown()
+
+    def _execute(self, step: SchedulerOutput) -> None:
+        executor = self._running_executor()
+        try:
+            output = executor.execute_model(step)
+            self._scheduler.update_from_output(step, output)
+        except Exception as error:  # noqa: BLE001 - whatever a step raises must cost its own requests only
+            logger.exception("A step of %d requests failed", len(step.num_scheduled_tokens))
+            self._scheduler.fail_step(step, _reason(error))
+            executor.check_health()
+
+    # Utilities: what a client may call by name.
+
+    def call_utility(self, method: str, args: Sequence[Any] = ()) -> Any:
+        """Call a registered utility; its result may be a Future, for a reply that comes later."""
+        if method in UNBUILT_UTILITIES:
+            raise UnsupportedFeatureError(f"{method} is not built yet; do without it.", parameter=method)
+        if method not in self._utilities:
+            raise AttributeError(f"The engine has no utility {method!r}; it has {', '.join(sorted(self._utilities))}.")
+        return self._utilities[method](*args)
+
+    def _registered_utilities(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "check_health": self.check_health,
+            "collective_rpc": self.collective_rpc,
+            "get_stats": self.get_stats,
+            "get_supported_tasks": self.get_supported_tasks,
+            "is_scheduler_paused": self.is_scheduler_paused,
+            "is_sleeping": self.is_sleeping,
+            "list_loras": self.list_loras,
+            "pause_scheduler": self.pause_scheduler,
+            "reset_prefix_cache": self.reset_prefix_cache,
+            "resume_scheduler": self.resume_scheduler,
+        }
+
+    def get_supported_tasks(self) -> list[str]:
+        return ["generate"]
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget all cached prefixes. False while requests hold blocks; with reset_running_requests these are preempted."""
+        if reset_connector:
+            raise UnsupportedFeatureError(
+                "reset_connector is not built yet; leave it out.", parameter="reset_connector"
+            )
+        return self._scheduler.reset_prefix_cache(reset_running_requests)
+
+    def pause_scheduler(self, mode: str = "abort", clear_cache: bool = True) -> Future[None] | None:
+        return self._pauses.pause(mode, clear_cache)
+
+    def resume_scheduler(self) -> None:
+        self._pauses.resume()
+
+    def is_scheduler_paused(self) -> bool:
+        return self._pauses.is_paused
+
+    def is_sleeping(self) -> bool:
+        """A paused engine counts as asleep; nothing deeper is built."""
+        return self._pauses.is_paused
+
+    def list_loras(self) -> list[int]:
+        return []
+
+    def check_health(self) -> None:
+        """Raise if the executor is gone."""
+        self._running_executor().check_health()
+
+    def collective_rpc(
+        self, method: str, timeout: float | None = None, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> list[Any]:
+        """Call `method` on every worker: a name of the worker's own allow-list, never code."""
+        if not isinstance(method, str):
+            raise UnsupportedFeatureError(
+                "collective_rpc takes a method's name; code does not travel.", parameter="method"
+            )
+        return self._running_executor().collective_rpc(method, timeout, args, kwargs)
+
+    def get_stats(self) -> dict[str, Any]:
+        """SchedulerStats as a dict; prefix_cache_stats are totals since the start."""
+        stats = self._scheduler.make_stats(self._step_time, total_cache_stats=True)
+        return msgspec.structs.asdict(stats) | {
+            name: msgspec.structs.asdict(value)
+            for name in ("prefix_cache_stats", "waiting_head")
+            if (value := getattr(stats, name)) is not None
+        }
+
+    def _running_executor(self) -> Executor:
+        if self._executor is None:
+            raise LLMKernelError("The engine core was shut down; make a new one.")
+        return self._executor
+
+    def _describe(self, facts: ExecutorFacts) -> EngineCoreReadyResponse:
+        return EngineCoreReadyResponse(
+            version=__version__,
+            pid=os.getpid(),
+            max_model_len=self._scheduler.max_model_len,
+            num_gpu_blocks=facts.num_blocks,
+            block_size=facts.block_size,
+            max_num_seqs=self._scheduler.max_num_seqs,
+            max_num_batched_tokens=self._args.max_num_batched_tokens,
+            kv_cache_size_tokens=self._kv_cache.capacity,
+            kv_cache_bytes=facts.kv_cache_bytes,
+            enable_prefix_caching=self._args.enable_prefix_caching,
+            scheduling_policy=self._args.scheduling_policy,
+            num_threads=facts.num_threads,
+            model=facts.model,
+            tokenizer=facts.tokenizer,
+            load_timings=facts.load_timings,
+        )
+
+
+def _reason(error: Exception) -> str:
+    words = str(error) or "no message"
+    return words if isinstance(error, LLMKernelError) else f"{type(error).__name__}: {words}"

@@ -1,0 +1,351 @@
+"""Scheduler: which tokens of which request are computed in a step (engine.md part C).
+
+There is no prefill phase and no decode phase. A request has tokens, and a number of them that have their KV computed;
+every step hands out one budget of tokens so that the second number catches up with the first. Chunked prefill, prefix
+caching and recomputing after preemption are all this one rule.
+"""
+
+import enum
+from collections.abc import Iterable
+
+from llmkernel.engine.kv_cache.manager import CachedPrefix, KVCacheManager
+from llmkernel.engine.request import Request, RequestStatus
+from llmkernel.engine.scheduler.outbox import Outbox
+from llmkernel.engine.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from llmkernel.engine.scheduler.request_queue import create_request_queue
+from llmkernel.engine.scheduler.step_plan import StepPlan
+from llmkernel.engine.scheduler.stop import check_stop
+from llmkernel.errors import InvalidRequestError
+from llmkernel.protocol.outputs import EngineCoreEventType, LogprobsLists
+from llmkernel.protocol.stats import SchedulerStats, WaitReason
+
+__all__ = ["PauseState", "Scheduler"]
+
+WATERMARK = 0.01
+"""Share of the pool that stays free at an admission, so that those who run can grow. Not while nobody runs."""
+
+
+class PauseState(enum.IntEnum):
+    """What may be scheduled (engine.md B.13)."""
+
+    UNPAUSED = 0
+    PAUSED_NEW = 1
+    """Only requests that have begun, preempted ones included."""
+    PAUSED_ALL = 2
+    """Nothing."""
+
+
+class Scheduler:
+    """Owns the live requests. A step is `schedule`, then `update_from_output` or `fail_step`; what clients are to be
+    told gathers in `outbox`.
+
+    max_num_seqs: most requests that run at once; never more than the budget can give one token each.
+    max_model_len: tokens of prompt and output; never more than one request alone has blocks for (the last token of a
+    text needs none).
+    """
+
+    def __init__(
+        self,
+        kv_cache: KVCacheManager,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        policy: str = "fcfs",
+        stream_interval: int = 1,
+    ) -> None:
+        self.kv_cache = kv_cache
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
+        self.max_model_len = min(max_model_len, kv_cache.capacity + 1)
+        self.outbox = Outbox(stream_interval)
+        self.pause_state = PauseState.UNPAUSED
+        self.requests: dict[str, Request] = {}
+        self.running: list[Request] = []
+        self.waiting = create_request_queue(policy)
+        self.step_counter = 0
+        self._watermark = int(WATERMARK * kv_cache.pool.num_usable_blocks)
+        self._num_preempted_waiting = 0
+        self._num_skipped = 0
+        self._finished_req_ids: set[str] = set()
+        self._preempted_req_ids: set[str] = set()
+        self._wait_reason: str | None = None
+        self._last_batched_tokens = 0
+        self._last_preempted = 0
+
+    # Requests come and go.
+
+    def add_request(self, request: Request) -> None:
+        """InvalidRequestError if a live request has the same id."""
+        if request.request_id in self.requests:
+            raise InvalidRequestError(
+                f"Request id {request.request_id!r} is in use; give each request an id of its own.",
+                parameter="request_id",
+                value=request.request_id,
+            )
+        self.requests[request.request_id] = request
+        request.record_event(EngineCoreEventType.QUEUED)
+        self.waiting.add(request)
+
+    def finish_requests(
+        self, request_ids: Iterable[str], status: RequestStatus, stop_reason: str | None = None
+    ) -> list[Request]:
+        """End live requests from outside (abort, error), at any stage; unknown and ended ids are passed over.
+
+        Their clients get a last output; blocks come back at once; the executor is told with the next step.
+        """
+        found = [self.requests[request_id] for request_id in dict.fromkeys(request_ids) if request_id in self.requests]
+        waiting = [request for request in found if request.status is not RequestStatus.RUNNING]
+        if waiting:
+            self.waiting.remove(waiting)
+            self._num_preempted_waiting -= sum(request.status is RequestStatus.PREEMPTED for request in waiting)
+        for request in found:
+            request.status = status
+            request.stop_reason = stop_reason
+            self._release(request)
+            self.outbox.post(request)
+        self._drop_finished_from_running()
+        return found
+
+    def has_requests(self) -> bool:
+        """Unfinished requests, or finished ones of which the executor has not been told."""
+        return bool(self.requests or self._finished_req_ids or self._preempted_req_ids)
+
+    def has_work(self) -> bool:
+        """A step would do something: not so if all that is left is paused."""
+        if self._finished_req_ids or self._preempted_req_ids:
+            return True
+        if self.pause_state is PauseState.PAUSED_ALL:
+            return False
+        if self.running or self._num_preempted_waiting:
+            return True
+        return self.pause_state is PauseState.UNPAUSED and len(self.waiting) > 0
+
+    @property
+    def has_begun_requests(self) -> bool:
+        """Requests that were admitted once and are not finished."""
+        return bool(self.running or self._num_preempted_waiting)
+
+    # A step.
+
+    def schedule(self) -> SchedulerOutput:
+        """Plan one step: running requests first, then waiting ones. Computed counts are advanced at once."""
+        paused = self.pause_state is PauseState.PAUSED_ALL
+        plan = StepPlan(0 if paused else self.max_num_batched_tokens)
+        self.kv_cache.begin_step()
+        self._schedule_running(plan)
+        self._wait_reason = self._schedule_waiting(plan)
+        return self._close(plan)
+
+    def update_from_output(self, step: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        """Take in what a step computed. Outputs of requests that have ended meanwhile are dropped."""
+        for request_id in step.num_scheduled_tokens:
+            request = self.requests.get(request_id)
+            if request is None or request.status is not RequestStatus.RUNNING:
+                continue
+            if request_id in output.errors:
+                self._end(request, RequestStatus.FINISHED_ERROR, output.errors[request_id])
+                continue
+            self.kv_cache.commit(request)
+            if request.is_prefill_chunk:
+                continue
+            self._take_tokens(request, output.sampled_token_ids.get(request_id), output.logprobs.get(request_id))
+        self._drop_finished_from_running()
+
+    def fail_step(self, step: SchedulerOutput, reason: str) -> None:
+        """The step raised: its requests end with an error, the others go on.
+
+        The executor may have raised before it read who had finished or lost its blocks, so that is told again.
+        """
+        if step.num_scheduled_tokens:
+            self._finished_req_ids |= step.finished_req_ids
+            self._preempted_req_ids |= step.preempted_req_ids & self.requests.keys()
+        self.finish_requests(step.num_scheduled_tokens, RequestStatus.FINISHED_ERROR, reason)
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all prefixes. False while requests hold blocks, unless these are to be preempted for it."""
+        if reset_running_requests:
+            for request in reversed(self.running.copy()):
+                self._preempt(request)
+        return self.kv_cache.reset_prefix_cache()
+
+    def make_stats(self, step_time: float, *, total_cache_stats: bool = False) -> SchedulerStats:
+        """The state after a step that took `step_time` seconds; look-ups of prefixes since the last call, or in total."""
+        kv_cache, pool = self.kv_cache, self.kv_cache.pool
+        cache_stats = None
+        if kv_cache.enable_caching:
+            cache_stats = kv_cache.total_stats if total_cache_stats else kv_cache.take_stats()
+        waiting_head = None
+        if self._wait_reason is not None and len(self.waiting):
+            waiting_head = WaitReason(self.waiting.peek().request_id, self._wait_reason)
+        return SchedulerStats(
+            num_running_reqs=len(self.running),
+            num_waiting_reqs=len(self.waiting),
+            num_skipped_waiting_reqs=self._num_skipped,
+            step_counter=self.step_counter,
+            kv_cache_usage=pool.usage,
+            prefix_cache_stats=cache_stats,
+            step_time=step_time,
+            num_batched_tokens=self._last_batched_tokens,
+            num_preempted=self._last_preempted,
+            num_blocks=pool.num_usable_blocks,
+            num_free_blocks=pool.num_free_blocks,
+            waiting_head=waiting_head,
+        )
+
+    # Planning.
+
+    def _schedule_running(self, plan: StepPlan) -> None:
+        for request in self.running.copy():
+            if plan.budget <= 0:
+                return
+            if request.status is not RequestStatus.RUNNING:
+                continue  # preempted for one before it
+            num_tokens = min(request.num_tokens - request.num_computed_tokens, plan.budget)
+            block_ids = self._allocate_or_preempt(request, num_tokens, plan)
+            if block_ids is not None:
+                plan.add_running(request, num_tokens, block_ids)
+
+    def _allocate_or_preempt(self, request: Request, num_tokens: int, plan: StepPlan) -> list[int] | None:
+        """Ids of new blocks, at the cost of other running requests if need be; None if it is itself the victim."""
+        while (block_ids := self.kv_cache.allocate_slots(request, num_tokens)) is None:
+            victim = self.waiting.select_victim(self.running)
+            self._preempt(victim)
+            plan.give_back(victim)
+            if victim is request:
+                return None
+        return block_ids
+
+    def _schedule_waiting(self, plan: StepPlan) -> str | None:
+        """Admit what fits; returns why the head of the queue still waits, in words, if one does."""
+        skipped: list[Request] = []
+        reasons: list[str] = []
+        while len(self.waiting):
+            reason = self._why_none_is_admitted(plan)
+            if reason is not None:
+                reasons.append(reason)
+                break
+            request = self.waiting.peek()
+            prefix = self.kv_cache.find_prefix(request)
+            reason = self._why_skipped(request, prefix)
+            if reason is not None:
+                reasons.append(reason)
+                skipped.append(self.waiting.pop())
+                continue
+            reason = self._why_it_does_not_fit(request, prefix)
+            if reason is not None:
+                reasons.append(reason)
+                break
+            self._admit(self.waiting.pop(), prefix, plan)
+        self.waiting.requeue(skipped)
+        self._num_skipped = len(skipped)
+        return reasons[0] if reasons else None
+
+    def _why_none_is_admitted(self, plan: StepPlan) -> str | None:
+        if self.pause_state is PauseState.PAUSED_ALL:
+            return "the engine is paused"
+        if self.pause_state is PauseState.PAUSED_NEW and not self._num_preempted_waiting:
+            return "the engine is paused for new requests"
+        if plan.preempted:
+            return f"KV memory is short: {len(plan.preempted)} running requests were preempted in this step"
+        if len(self.running) >= self.max_num_seqs:
+            return f"{len(self.running)} requests run, the most at once (max_num_seqs)"
+        if plan.budget <= 0:
+            return f"prefill budget used ({self.max_num_batched_tokens} tokens a step)"
+        return None
+
+    def _why_skipped(self, request: Request, prefix: CachedPrefix) -> str | None:
+        """Reasons that hold one request back and let those behind it pass, for this step."""
+        if self.pause_state is PauseState.PAUSED_NEW and request.status is not RequestStatus.PREEMPTED:
+            return "the engine is paused for new requests"
+        if prefix.being_computed:
+            return "shares a prefix that is being computed in this step"
+        return None
+
+    def _why_it_does_not_fit(self, request: Request, prefix: CachedPrefix) -> str | None:
+        """The admission gate: there must be blocks for the whole sequence as it stands."""
+        needed = self.kv_cache.blocks_missing(request, prefix)
+        free = self.kv_cache.pool.num_free_blocks
+        kept = self._watermark if self.running else 0
+        if needed + kept <= free:
+            return None
+        also = f" ({kept} kept for running requests)" if needed <= free else ""
+        return f"needs {needed} blocks, {free} free{also}"
+
+    def _admit(self, request: Request, prefix: CachedPrefix, plan: StepPlan) -> None:
+        self.kv_cache.adopt_prefix(request, prefix)
+        num_tokens = min(request.num_tokens - request.num_computed_tokens, plan.budget)
+        self.kv_cache.allocate_slots(request, num_tokens)
+        resumed = request.status is RequestStatus.PREEMPTED
+        self._num_preempted_waiting -= resumed
+        if request.num_cached_tokens < 0:
+            request.num_cached_tokens = prefix.num_tokens
+        request.status = RequestStatus.RUNNING
+        request.record_event(EngineCoreEventType.SCHEDULED)
+        self.running.append(request)
+        request.known_to_worker = True
+        plan.add_admitted(request, num_tokens, self.kv_cache.block_ids(request), resumed=resumed)
+
+    def _preempt(self, request: Request) -> None:
+        """Recompute later: blocks go back, output tokens are kept."""
+        self.running.remove(request)
+        self.kv_cache.free(request)
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        request.status = RequestStatus.PREEMPTED
+        request.record_event(EngineCoreEventType.PREEMPTED)
+        self._preempted_req_ids.add(request.request_id)
+        self._num_preempted_waiting += 1
+        self.waiting.requeue([request])
+
+    def _close(self, plan: StepPlan) -> SchedulerOutput:
+        step = plan.build(self._finished_req_ids, self._preempted_req_ids)
+        self._finished_req_ids, self._preempted_req_ids = set(), set()
+        for request in plan.requests():
+            request.num_computed_tokens += step.num_scheduled_tokens[request.request_id]
+        self.step_counter += 1
+        self._last_batched_tokens = step.total_num_scheduled_tokens
+        self._last_preempted = len(step.preempted_req_ids)
+        return step
+
+    # Taking in.
+
+    def _take_tokens(self, request: Request, token_ids: list[int] | None, logprobs: LogprobsLists | None) -> None:
+        if not token_ids:
+            self._end(request, RequestStatus.FINISHED_ERROR, "The executor returned no token for this request.")
+            return
+        for count, token_id in enumerate(token_ids, 1):
+            request.append_output_token(token_id)
+            if check_stop(request, self.max_model_len):
+                break
+        if logprobs is not None:
+            request.unsent_logprobs.append(_first_positions(logprobs, count))
+        if request.is_finished:
+            self._release(request)
+        self.outbox.post(request)
+
+    def _end(self, request: Request, status: RequestStatus, reason: str) -> None:
+        request.status = status
+        request.stop_reason = reason
+        self._release(request)
+        self.outbox.post(request)
+
+    def _release(self, request: Request) -> None:
+        """The request is finished: blocks back, forget it, tell the executor if it ever saw it."""
+        self.kv_cache.free(request)
+        del self.requests[request.request_id]
+        if request.known_to_worker:
+            self._finished_req_ids.add(request.request_id)
+
+    def _drop_finished_from_running(self) -> None:
+        if any(request.is_finished for request in self.running):
+            self.running = [request for request in self.running if not request.is_finished]
+
+
+def _first_positions(logprobs: LogprobsLists, count: int) -> LogprobsLists:
+    """Those of the first `count` tokens: a stop may have cut the rest off."""
+    if len(logprobs.sampled_token_ranks) == count:
+        return logprobs
+    return LogprobsLists(
+        logprobs.logprob_token_ids[:count], logprobs.logprobs[:count], logprobs.sampled_token_ranks[:count]
+    )

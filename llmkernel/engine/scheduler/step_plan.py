@@ -1,0 +1,85 @@
+"""StepPlan: one step while it is being scheduled."""
+
+from llmkernel.engine.request import Request
+from llmkernel.engine.scheduler.output import CachedRequestData, NewRequestData, SchedulerOutput
+
+__all__ = ["StepPlan"]
+
+
+class StepPlan:
+    """Who gets how many tokens, and what is left of the step's one token budget.
+
+    new: run for the first time, with all their block ids. resumed: the same after preemption. running: with the ids of
+    the blocks added in this step. preempted: lost their blocks while this step was planned.
+    """
+
+    def __init__(self, token_budget: int) -> None:
+        self.budget = token_budget
+        self.preempted: list[Request] = []
+        self.num_scheduled_tokens: dict[str, int] = {}
+        self._requests: dict[str, Request] = {}
+        self._new: dict[str, list[int]] = {}
+        self._resumed: dict[str, list[int]] = {}
+        self._running: dict[str, list[int]] = {}
+
+    def __len__(self) -> int:
+        """Requests that get tokens."""
+        return len(self._requests)
+
+    def add_running(self, request: Request, num_tokens: int, new_block_ids: list[int]) -> None:
+        self._running[request.request_id] = new_block_ids
+        self._count(request, num_tokens)
+
+    def add_admitted(self, request: Request, num_tokens: int, block_ids: list[int], *, resumed: bool) -> None:
+        (self._resumed if resumed else self._new)[request.request_id] = block_ids
+        self._count(request, num_tokens)
+
+    def give_back(self, request: Request) -> None:
+        """The request is preempted: what it was to get in this step goes back to the budget."""
+        self.preempted.append(request)
+        if self._requests.pop(request.request_id, None) is not None:
+            self.budget += self.num_scheduled_tokens.pop(request.request_id)
+            self._running.pop(request.request_id)
+
+    def requests(self) -> list[Request]:
+        """Those that get tokens."""
+        return list(self._requests.values())
+
+    def build(self, finished_req_ids: set[str], preempted_req_ids: set[str]) -> SchedulerOutput:
+        """What the executor is told. Call it before the computed counts are advanced."""
+        return SchedulerOutput(
+            scheduled_new_reqs=[self._new_data(request_id, ids) for request_id, ids in self._new.items()],
+            scheduled_cached_reqs=self._cached_data(),
+            num_scheduled_tokens=self.num_scheduled_tokens,
+            total_num_scheduled_tokens=sum(self.num_scheduled_tokens.values()),
+            finished_req_ids=finished_req_ids,
+            preempted_req_ids=preempted_req_ids,
+        )
+
+    def _count(self, request: Request, num_tokens: int) -> None:
+        self._requests[request.request_id] = request
+        self.num_scheduled_tokens[request.request_id] = num_tokens
+        self.budget -= num_tokens
+
+    def _new_data(self, request_id: str, block_ids: list[int]) -> NewRequestData:
+        request = self._requests[request_id]
+        return NewRequestData(
+            req_id=request_id,
+            prompt_token_ids=request.prompt_token_ids,
+            sampling_params=request.sampling_params,
+            block_ids=block_ids,
+            num_computed_tokens=request.num_computed_tokens,
+            eos_token_id=request.eos_token_id,
+            bad_words_token_ids=request.bad_words_token_ids,
+        )
+
+    def _cached_data(self) -> CachedRequestData:
+        blocks = self._running | self._resumed
+        requests = [self._requests[request_id] for request_id in blocks]
+        return CachedRequestData(
+            req_ids=list(blocks),
+            resumed_req_ids=set(self._resumed),
+            new_block_ids=list(blocks.values()),
+            num_computed_tokens=[request.num_computed_tokens for request in requests],
+            num_output_tokens=[request.num_output_tokens for request in requests],
+        )
