@@ -22,7 +22,6 @@ from llmkernel.logger import init_logger
 from llmkernel.protocol.handshake import EngineCoreReadyResponse
 from llmkernel.protocol.outputs import EngineCoreOutputs
 from llmkernel.protocol.requests import EngineCoreRequest
-from llmkernel.protocol.stats import SchedulerStats
 
 __all__ = ["EngineCore"]
 
@@ -153,7 +152,7 @@ class EngineCore:
         try:
             output = executor.execute_model(step)
             self._scheduler.update_from_output(step, output)
-        except Exception as error:  # noqa: BLE001 - whatever a step raises must cost its own requests only
+        except Exception as error:  # whatever a step raises must cost its own requests only
             logger.exception("A step of %d requests failed", len(step.num_scheduled_tokens))
             self._scheduler.fail_step(step, _reason(error))
             executor.check_health()
@@ -186,7 +185,7 @@ class EngineCore:
         return ["generate"]
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget all cached prefixes. False while requests hold blocks; with reset_running_requests these are preempted."""
+        """Forget all cached prefixes. False while requests hold blocks, unless reset_running_requests preempts them."""
         if reset_connector:
             raise UnsupportedFeatureError(
                 "reset_connector is not built yet; leave it out.", parameter="reset_connector"

@@ -103,7 +103,7 @@ def fake_answer(prompt_token_ids: Sequence[int], num_tokens: int, *, eos_every: 
 
 
 class FakeExecutor(Executor):
-    """Answers with `fake_next_token`. Settings are in EngineArgs.model; max_model_len and block_size of EngineArgs win."""
+    """Answers with `fake_next_token`. Settings: EngineArgs.model; max_model_len and block_size of EngineArgs win."""
 
     def __init__(self) -> None:
         self._settings = FakeSettings()

@@ -43,7 +43,7 @@ def _tokenizer_json() -> dict[str, object]:
         }
         for index, text in enumerate(SPECIAL_TOKENS)
     ]
-    model = {
+    model: dict[str, object] = {
         "type": "BPE",
         "dropout": None,
         "unk_token": None,

@@ -28,8 +28,8 @@ class PauseControl:
 
     def pause(self, mode: str = "abort", clear_cache: bool = True) -> Future[None] | None:
         """Let nothing new run. mode "abort": live requests end now; "wait": those that have begun run to their end;
-        "keep": all are frozen as they are. clear_cache: forget cached prefixes when the pause is complete; requests that
-        were kept are then computed again after `resume`. Returns a Future unless the pause is complete at once.
+        "keep": all are frozen as they are. clear_cache: forget cached prefixes when the pause is complete; requests
+        that were kept are then computed again after `resume`. Returns a Future unless the pause is complete at once.
         """
         if mode not in MODES:
             raise InvalidRequestError(

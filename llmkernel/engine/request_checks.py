@@ -12,7 +12,7 @@ __all__ = ["RequestLimits", "check_request"]
 
 @dataclasses.dataclass(frozen=True)
 class RequestLimits:
-    """What a request has to fit into. max_model_len: tokens, prompt and output. num_blocks: KV blocks one request can have."""
+    """What a request has to fit into. max_model_len: tokens, prompt and output. num_blocks: KV blocks of the pool."""
 
     vocab_size: int
     max_model_len: int

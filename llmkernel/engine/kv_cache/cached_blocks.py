@@ -6,8 +6,10 @@ __all__ = ["CachedBlocks"]
 
 
 class CachedBlocks:
-    """Hash -> blocks that cache it. Duplicates are allowed: block tables only grow, so two requests that filled the same
-    content at the same time both keep their block. A value is the one block, or a dict by id where there are more.
+    """Hash -> blocks that cache it. A value is the one block, or a dict by id where there are more.
+
+    Duplicates are allowed: block tables only grow, so two requests that filled the same content at the same time both
+    keep their block.
     """
 
     def __init__(self) -> None:

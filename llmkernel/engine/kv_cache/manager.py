@@ -13,7 +13,7 @@ __all__ = ["NO_PREFIX", "CachedPrefix", "KVCacheManager"]
 
 
 class CachedPrefix(NamedTuple):
-    """What the cache holds of a request. being_computed: a request of this very step computes the block that follows."""
+    """What the cache holds of a request. being_computed: another one of this very step computes the next block."""
 
     blocks: Sequence[KVCacheBlock] = ()
     num_tokens: int = 0
@@ -88,7 +88,7 @@ class KVCacheManager:
             self._record_lookup(request, prefix)
 
     def allocate_slots(self, request: Request, num_new_tokens: int) -> list[int] | None:
-        """Ids of the new blocks for the next `num_new_tokens` tokens, [] if they have room; None if too few are free."""
+        """Ids of new blocks for the next `num_new_tokens` tokens, [] if they have room; None if too few are free."""
         blocks = self._blocks[request.request_id]
         end = request.num_computed_tokens + num_new_tokens
         needed = self.blocks_for(end) - len(blocks)

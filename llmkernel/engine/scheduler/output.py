@@ -41,7 +41,12 @@ class CachedRequestData:
 
 @dataclasses.dataclass(slots=True)
 class SchedulerOutput:
-    """One step: how many tokens of which request. Finished and preempted ids are told once, so that workers drop state."""
+    """One step: how many tokens of which request. Finished and preempted ids are told once, so that workers drop state.
+
+    Take them in first: an id of theirs may be new or resumed in the same step. After a step that raised they are told
+    again, and so they may name requests that the worker has never seen. A step may have no tokens, only such ids.
+    Blocks read by a request (tokens before num_computed_tokens) were written in earlier steps, never in this one.
+    """
 
     scheduled_new_reqs: list[NewRequestData]
     scheduled_cached_reqs: CachedRequestData

@@ -170,7 +170,7 @@ class Scheduler:
         return self.kv_cache.reset_prefix_cache()
 
     def make_stats(self, step_time: float, *, total_cache_stats: bool = False) -> SchedulerStats:
-        """The state after a step that took `step_time` seconds; look-ups of prefixes since the last call, or in total."""
+        """The state after a step that took `step_time` seconds; prefix look-ups since the last call, or in total."""
         kv_cache, pool = self.kv_cache, self.kv_cache.pool
         cache_stats = None
         if kv_cache.enable_caching:
@@ -314,12 +314,13 @@ class Scheduler:
         if not token_ids:
             self._end(request, RequestStatus.FINISHED_ERROR, "The executor returned no token for this request.")
             return
-        for count, token_id in enumerate(token_ids, 1):
+        before = request.num_output_tokens
+        for token_id in token_ids:
             request.append_output_token(token_id)
             if check_stop(request, self.max_model_len):
                 break
         if logprobs is not None:
-            request.unsent_logprobs.append(_first_positions(logprobs, count))
+            request.unsent_logprobs.append(_first_positions(logprobs, request.num_output_tokens - before))
         if request.is_finished:
             self._release(request)
         self.outbox.post(request)

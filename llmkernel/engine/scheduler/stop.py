@@ -8,8 +8,8 @@ __all__ = ["check_stop"]
 def check_stop(request: Request, max_model_len: int) -> bool:
     """Look at the request after a new token; True if it is finished, its status and stop_reason are then set.
 
-    In order: the end token, a stop token (stop_reason is its id), the length limits. The first `min_tokens` tokens never
-    end the text by what they are: the sampler masks the stop tokens there, and one that comes nevertheless is text.
+    In order: the end token, a stop token (stop_reason is its id), the length limits. The first `min_tokens` tokens
+    never end the text by what they are: the sampler masks stop tokens there, and one that comes nevertheless is text.
     """
     token_id = request.all_token_ids[-1]
     if request.num_output_tokens > request.min_tokens:
