@@ -59,6 +59,7 @@ class EngineCore:
     FinishReason.ERROR and the reason, and the engine goes on.
 
     ready: what a client has to know; max_model_len is what the model, the options and the KV pool allow together.
+    scheduler: to look at (statistics, checks); change it through the methods here.
     """
 
     def __init__(self, args: EngineArgs, executor: Executor, report: ReportProgress) -> None:
@@ -67,7 +68,7 @@ class EngineCore:
         self._executor: Executor | None = executor
         facts = executor.start(args, report)
         self._kv_cache = KVCacheManager(facts.num_blocks, facts.block_size, enable_caching=args.enable_prefix_caching)
-        self._scheduler = Scheduler(
+        self.scheduler = Scheduler(
             self._kv_cache,
             max_num_seqs=args.max_num_seqs,
             max_num_batched_tokens=args.max_num_batched_tokens,
@@ -77,11 +78,11 @@ class EngineCore:
         )
         self._limits = RequestLimits(
             vocab_size=facts.model.vocab_size,
-            max_model_len=self._scheduler.max_model_len,
+            max_model_len=self.scheduler.max_model_len,
             num_blocks=self._kv_cache.pool.num_usable_blocks,
             block_size=facts.block_size,
         )
-        self._pauses = PauseControl(self._scheduler)
+        self._pauses = PauseControl(self.scheduler)
         self._utilities = self._registered_utilities()
         self._step_time = 0.0
         self.ready = self._describe(facts)
@@ -95,50 +96,50 @@ class EngineCore:
 
     def add_request(self, request: Request) -> None:
         """Queue the request. InvalidRequestError if its id is in use; the request that has it is not touched."""
-        self._scheduler.add_request(request)
+        self.scheduler.add_request(request)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests with FinishReason.ABORT; ids that are unknown or ended are passed over."""
-        self._scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+        self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
 
     def abort_all_requests(self) -> None:
         """End every live request with FinishReason.ABORT."""
-        self.abort_requests(list(self._scheduler.requests))
+        self.abort_requests(list(self.scheduler.requests))
 
     def reject_request(self, request: EngineCoreRequest, reason: str) -> None:
         """Tell the client, with the next step, that the request ended with FinishReason.ERROR before it began.
 
         Not if the client's own live request has this id: that one's stream goes on.
         """
-        live = self._scheduler.requests.get(request.request_id)
+        live = self.scheduler.requests.get(request.request_id)
         if live is not None and live.client_index == request.client_index:
             logger.warning("Request %s was sent twice; the second one is dropped: %s", request.request_id, reason)
             return
-        self._scheduler.outbox.refuse(request.client_index, request.request_id, reason)
+        self.scheduler.outbox.refuse(request.client_index, request.request_id, reason)
 
     def has_requests(self) -> bool:
         """`step` has something to do: requests that may run, ended ones to tell of, a pause to complete."""
-        return bool(self._scheduler.outbox) or self._scheduler.has_work() or self._pauses.has_settled
+        return bool(self.scheduler.outbox) or self.scheduler.has_work() or self._pauses.has_settled
 
     def has_unfinished_requests(self) -> bool:
         """Live requests, paused ones included."""
-        return bool(self._scheduler.requests)
+        return bool(self.scheduler.requests)
 
     # The step.
 
     def step(self) -> dict[int, EngineCoreOutputs]:
         """One step; what it brought, by client_index. Empty if there was nothing to do."""
         self._pauses.settle()
-        stepped = self._scheduler.has_work()
+        stepped = self.scheduler.has_work()
         if stepped:
             started = time.monotonic()
-            step = self._scheduler.schedule()
+            step = self.scheduler.schedule()
             self._execute(step)
             self._step_time = time.monotonic() - started
-        if not stepped and not self._scheduler.outbox:
+        if not stepped and not self.scheduler.outbox:
             return {}
-        stats = self._scheduler.make_stats(self._step_time) if self._args.log_stats else None
-        return self._scheduler.outbox.take(stats)
+        stats = self.scheduler.make_stats(self._step_time) if self._args.log_stats else None
+        return self.scheduler.outbox.take(stats)
 
     def shutdown(self) -> None:
         """Give everything back; idempotent."""
@@ -151,10 +152,10 @@ class EngineCore:
         executor = self._running_executor()
         try:
             output = executor.execute_model(step)
-            self._scheduler.update_from_output(step, output)
+            self.scheduler.update_from_output(step, output)
         except Exception as error:  # whatever a step raises must cost its own requests only
             logger.exception("A step of %d requests failed", len(step.num_scheduled_tokens))
-            self._scheduler.fail_step(step, _reason(error))
+            self.scheduler.fail_step(step, _reason(error))
             executor.check_health()
 
     # Utilities: what a client may call by name.
@@ -190,7 +191,7 @@ class EngineCore:
             raise UnsupportedFeatureError(
                 "reset_connector is not built yet; leave it out.", parameter="reset_connector"
             )
-        return self._scheduler.reset_prefix_cache(reset_running_requests)
+        return self.scheduler.reset_prefix_cache(reset_running_requests)
 
     def pause_scheduler(self, mode: str = "abort", clear_cache: bool = True) -> Future[None] | None:
         return self._pauses.pause(mode, clear_cache)
@@ -224,7 +225,7 @@ class EngineCore:
 
     def get_stats(self) -> dict[str, Any]:
         """SchedulerStats as a dict; prefix_cache_stats are totals since the start."""
-        stats = self._scheduler.make_stats(self._step_time, total_cache_stats=True)
+        stats = self.scheduler.make_stats(self._step_time, total_cache_stats=True)
         return msgspec.structs.asdict(stats) | {
             name: msgspec.structs.asdict(value)
             for name in ("prefix_cache_stats", "waiting_head")
@@ -240,10 +241,10 @@ class EngineCore:
         return EngineCoreReadyResponse(
             version=__version__,
             pid=os.getpid(),
-            max_model_len=self._scheduler.max_model_len,
+            max_model_len=self.scheduler.max_model_len,
             num_gpu_blocks=facts.num_blocks,
             block_size=facts.block_size,
-            max_num_seqs=self._scheduler.max_num_seqs,
+            max_num_seqs=self.scheduler.max_num_seqs,
             max_num_batched_tokens=self._args.max_num_batched_tokens,
             kv_cache_size_tokens=self._kv_cache.capacity,
             kv_cache_bytes=facts.kv_cache_bytes,

@@ -3,7 +3,8 @@
 from concurrent.futures import Future
 
 from llmkernel.engine.request import RequestStatus
-from llmkernel.engine.scheduler.scheduler import PauseState, Scheduler
+from llmkernel.engine.scheduler.admission_gate import PauseState
+from llmkernel.engine.scheduler.scheduler import Scheduler
 from llmkernel.errors import InvalidRequestError, LLMKernelError
 
 __all__ = ["PauseControl"]

@@ -5,11 +5,11 @@ every step hands out one budget of tokens so that the second number catches up w
 caching and recomputing after preemption are all this one rule.
 """
 
-import enum
 from collections.abc import Iterable
 
 from llmkernel.engine.kv_cache.manager import CachedPrefix, KVCacheManager
 from llmkernel.engine.request import Request, RequestStatus
+from llmkernel.engine.scheduler.admission_gate import AdmissionGate, PauseState
 from llmkernel.engine.scheduler.outbox import Outbox
 from llmkernel.engine.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from llmkernel.engine.scheduler.request_queue import create_request_queue
@@ -19,20 +19,7 @@ from llmkernel.errors import InvalidRequestError
 from llmkernel.protocol.outputs import EngineCoreEventType, LogprobsLists
 from llmkernel.protocol.stats import SchedulerStats, WaitReason
 
-__all__ = ["PauseState", "Scheduler"]
-
-WATERMARK = 0.01
-"""Share of the pool that stays free at an admission, so that those who run can grow. Not while nobody runs."""
-
-
-class PauseState(enum.IntEnum):
-    """What may be scheduled (engine.md B.13)."""
-
-    UNPAUSED = 0
-    PAUSED_NEW = 1
-    """Only requests that have begun, preempted ones included."""
-    PAUSED_ALL = 2
-    """Nothing."""
+__all__ = ["Scheduler"]
 
 
 class Scheduler:
@@ -59,12 +46,13 @@ class Scheduler:
         self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
         self.max_model_len = min(max_model_len, kv_cache.capacity + 1)
         self.outbox = Outbox(stream_interval)
-        self.pause_state = PauseState.UNPAUSED
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []
         self.waiting = create_request_queue(policy)
         self.step_counter = 0
-        self._watermark = int(WATERMARK * kv_cache.pool.num_usable_blocks)
+        self._gate = AdmissionGate(
+            kv_cache, max_num_seqs=self.max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+        )
         self._num_preempted_waiting = 0
         self._num_skipped = 0
         self._finished_req_ids: set[str] = set()
@@ -72,6 +60,14 @@ class Scheduler:
         self._wait_reason: str | None = None
         self._last_batched_tokens = 0
         self._last_preempted = 0
+
+    @property
+    def pause_state(self) -> PauseState:
+        return self._gate.pause_state
+
+    @pause_state.setter
+    def pause_state(self, state: PauseState) -> None:
+        self._gate.pause_state = state
 
     # Requests come and go.
 
@@ -220,19 +216,21 @@ class Scheduler:
         """Admit what fits; returns why the head of the queue still waits, in words, if one does."""
         skipped: list[Request] = []
         reasons: list[str] = []
-        while len(self.waiting):
-            reason = self._why_none_is_admitted(plan)
+        while len(self.waiting) and self._may_skip_more(len(skipped)):
+            reason = self._gate.why_closed(
+                plan, num_running=len(self.running), num_preempted_waiting=self._num_preempted_waiting
+            )
             if reason is not None:
                 reasons.append(reason)
                 break
             request = self.waiting.peek()
             prefix = self.kv_cache.find_prefix(request)
-            reason = self._why_skipped(request, prefix)
+            reason = self._gate.why_skipped(request, prefix)
             if reason is not None:
                 reasons.append(reason)
                 skipped.append(self.waiting.pop())
                 continue
-            reason = self._why_it_does_not_fit(request, prefix)
+            reason = self._gate.why_too_large(request, prefix, num_running=len(self.running))
             if reason is not None:
                 reasons.append(reason)
                 break
@@ -241,36 +239,9 @@ class Scheduler:
         self._num_skipped = len(skipped)
         return reasons[0] if reasons else None
 
-    def _why_none_is_admitted(self, plan: StepPlan) -> str | None:
-        if self.pause_state is PauseState.PAUSED_ALL:
-            return "the engine is paused"
-        if self.pause_state is PauseState.PAUSED_NEW and not self._num_preempted_waiting:
-            return "the engine is paused for new requests"
-        if plan.preempted:
-            return f"KV memory is short: {len(plan.preempted)} running requests were preempted in this step"
-        if len(self.running) >= self.max_num_seqs:
-            return f"{len(self.running)} requests run, the most at once (max_num_seqs)"
-        if plan.budget <= 0:
-            return f"prefill budget used ({self.max_num_batched_tokens} tokens a step)"
-        return None
-
-    def _why_skipped(self, request: Request, prefix: CachedPrefix) -> str | None:
-        """Reasons that hold one request back and let those behind it pass, for this step."""
-        if self.pause_state is PauseState.PAUSED_NEW and request.status is not RequestStatus.PREEMPTED:
-            return "the engine is paused for new requests"
-        if prefix.being_computed:
-            return "shares a prefix that is being computed in this step"
-        return None
-
-    def _why_it_does_not_fit(self, request: Request, prefix: CachedPrefix) -> str | None:
-        """The admission gate: there must be blocks for the whole sequence as it stands."""
-        needed = self.kv_cache.blocks_missing(request, prefix)
-        free = self.kv_cache.pool.num_free_blocks
-        kept = self._watermark if self.running else 0
-        if needed + kept <= free:
-            return None
-        also = f" ({kept} kept for running requests)" if needed <= free else ""
-        return f"needs {needed} blocks, {free} free{also}"
+    def _may_skip_more(self, num_skipped: int) -> bool:
+        """A bound on the work for a long queue; while paused, the few that may run can stand anywhere in it."""
+        return num_skipped < self.max_num_seqs or self.pause_state is PauseState.PAUSED_NEW
 
     def _admit(self, request: Request, prefix: CachedPrefix, plan: StepPlan) -> None:
         self.kv_cache.adopt_prefix(request, prefix)
