@@ -21,6 +21,8 @@ class Tracker(Protocol):
 def track_frames(buffers: Iterable[Buffer]) -> tuple[list[zmq.Frame], zmq.MessageTracker]:
     """Frames for `send_multipart(frames, copy=False)`, and a tracker that is done when ZMQ has let go of all of them.
 
+    Drop the list once it is sent: its frames hold their memory too.
+
     The tracker that `send_multipart(track=True)` returns speaks of the last frame only, while a reused `encode_into`
     buffer is the first one; and pyzmq would let such a buffer be resized while it is queued. Frames below
     zmq.COPY_THRESHOLD bytes are copied at once and hold nothing up.
