@@ -1,0 +1,118 @@
+"""What the worker remembers of each request, and the flat batch that a step makes of them."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from llmkernel.engine.scheduler.output import NewRequestData
+from llmkernel.engine.worker.paged_attention import ScheduledTokens
+
+__all__ = ["InputBatch", "RunningRequest", "StepInputs"]
+
+
+class RunningRequest:
+    """One request in the worker, from its first step until it is finished: all its tokens, and where its KV lies.
+
+    token_ids: prompt, then output. output_token_ids: the output alone (the sampler's view). block_ids: int64, in order.
+    """
+
+    __slots__ = ("_num_blocks", "_table", "num_computed", "num_prompt", "output_token_ids", "req_id", "token_ids")
+
+    def __init__(self, data: NewRequestData) -> None:
+        self.req_id = data.req_id
+        self.token_ids = list(data.prompt_token_ids)
+        self.num_prompt = len(data.prompt_token_ids)
+        self.output_token_ids: list[int] = []
+        self.num_computed = data.num_computed_tokens
+        self._table = np.zeros(max(8, len(data.block_ids)), dtype=np.int64)
+        self._num_blocks = 0
+        self.add_blocks(data.block_ids)
+
+    @property
+    def block_ids(self) -> np.ndarray:
+        return self._table[: self._num_blocks]
+
+    def add_blocks(self, block_ids: Sequence[int]) -> None:
+        end = self._num_blocks + len(block_ids)
+        if end > len(self._table):
+            grown = np.zeros(max(end, 2 * len(self._table)), dtype=np.int64)
+            grown[: self._num_blocks] = self._table[: self._num_blocks]
+            self._table = grown
+        self._table[self._num_blocks : end] = block_ids
+        self._num_blocks = end
+
+    def replace_blocks(self, block_ids: Sequence[int]) -> None:
+        self._num_blocks = 0
+        self.add_blocks(block_ids)
+
+    def append(self, token_id: int) -> None:
+        self.token_ids.append(token_id)
+        self.output_token_ids.append(token_id)
+
+    def keep_output(self, count: int) -> None:
+        """Drop output tokens beyond the first `count`: the scheduler did not take them."""
+        if len(self.output_token_ids) > count:
+            del self.output_token_ids[count:]
+            del self.token_ids[self.num_prompt + count :]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepInputs:
+    """A step, flat: decodes first, by context length, then chunks. T tokens in all.
+
+    token_ids, positions: int64 [T]. sampled: requests that get a token, in the order of logits_rows (indices into T).
+    unfinished_blocks: blocks begun in this step and not filled by it.
+    """
+
+    requests: list[RunningRequest]
+    sequences: list[ScheduledTokens]
+    token_ids: np.ndarray
+    positions: np.ndarray
+    sampled: list[RunningRequest]
+    logits_rows: np.ndarray
+    unfinished_blocks: list[int]
+
+
+class InputBatch:
+    """The requests that the worker knows, by id, and their flat batch for a step."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self.requests: dict[str, RunningRequest] = {}
+
+    def add(self, data: NewRequestData) -> RunningRequest:
+        self.requests[data.req_id] = request = RunningRequest(data)
+        return request
+
+    def remove(self, req_id: str) -> bool:
+        """Whether the request was known."""
+        return self.requests.pop(req_id, None) is not None
+
+    def make_inputs(self, num_scheduled_tokens: dict[str, int]) -> StepInputs:
+        """The flat batch of these requests; a request gets a logits row where its last known token is computed."""
+        scheduled = [(self.requests[req_id], count) for req_id, count in num_scheduled_tokens.items()]
+        scheduled.sort(key=lambda item: (item[1] > 1, item[0].num_computed))
+        sequences, tokens, positions, sampled, rows, unfinished = [], [], [], [], [], []
+        end = 0
+        for request, count in scheduled:
+            first, last = request.num_computed, request.num_computed + count
+            end += count
+            sequences.append(ScheduledTokens(count, first, request.block_ids))
+            tokens.extend(request.token_ids[first:last])
+            positions.append(np.arange(first, last))
+            if last == len(request.token_ids):
+                sampled.append(request)
+                rows.append(end - 1)
+            tail = last // self._block_size * self._block_size
+            if first <= tail < last:
+                unfinished.append(int(request.block_ids[tail // self._block_size]))
+        return StepInputs(
+            requests=[request for request, _ in scheduled],
+            sequences=sequences,
+            token_ids=np.array(tokens, dtype=np.int64),
+            positions=np.concatenate(positions),
+            sampled=sampled,
+            logits_rows=np.array(rows, dtype=np.int64),
+            unfinished_blocks=unfinished,
+        )

@@ -1,0 +1,121 @@
+"""ModelRunner: one step of the scheduler, as one forward of the model and one draw per request that is due a token."""
+
+import numpy as np
+import torch
+
+from llmkernel.engine.scheduler.output import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from llmkernel.engine.worker.attention import LayerSpec
+from llmkernel.engine.worker.input_batch import InputBatch
+from llmkernel.engine.worker.kv_store import KVStore
+from llmkernel.engine.worker.models.transformers_model import TransformersModel
+from llmkernel.engine.worker.paged_attention import PagedAttention
+from llmkernel.engine.worker.sampler.sampler import Sampler
+from llmkernel.errors import LLMKernelError
+
+__all__ = ["ModelRunner"]
+
+
+class ModelRunner:
+    """Owns the requests' state in the worker. All torch work happens in the thread that calls execute."""
+
+    def __init__(
+        self,
+        model: TransformersModel,
+        layers: dict[torch.nn.Module, LayerSpec],
+        store: KVStore,
+        sampler: Sampler,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._model = model
+        self._layers = layers
+        self._store = store
+        self._sampler = sampler
+        self._dtype = dtype
+        self._device = device
+        self._batch = InputBatch(store.block_size)
+        self._num_embeddings = model.num_embeddings
+
+    @torch.inference_mode()
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """Mixed prefill chunks and decodes in one forward. A request that is at fault fails alone (errors)."""
+        errors = self._update_requests(step)
+        due = {req_id: count for req_id, count in step.num_scheduled_tokens.items() if req_id not in errors}
+        output = ModelRunnerOutput(sampled_token_ids={}, errors=errors)
+        if not due:
+            return output
+        inputs = self._batch.make_inputs(due)
+        if inputs.unfinished_blocks:
+            self._store.clear_blocks(inputs.unfinished_blocks)
+        context = PagedAttention(self._store, self._layers, inputs.sequences, dtype=self._dtype, device=self._device)
+        logits = self._model.forward(
+            self._tensor(inputs.token_ids), self._tensor(inputs.positions), self._tensor(inputs.logits_rows), context
+        )
+        for request, sequence in zip(inputs.requests, inputs.sequences, strict=True):
+            request.num_computed = sequence.context
+        if not inputs.sampled:
+            return output
+        drawn = self._sampler.sample(
+            logits,
+            [request.req_id for request in inputs.sampled],
+            [request.output_token_ids for request in inputs.sampled],
+        )
+        for request, token_id in zip(inputs.sampled, drawn.token_ids, strict=True):
+            if request.req_id not in drawn.errors:
+                request.append(token_id)
+                output.sampled_token_ids[request.req_id] = [token_id]
+        output.logprobs = drawn.logprobs
+        output.errors.update(drawn.errors)
+        return output
+
+    def _update_requests(self, step: SchedulerOutput) -> dict[str, str]:
+        """Bring the requests' state to the scheduler's. Returns the requests that cannot run, with the reason."""
+        for req_id in step.finished_req_ids:
+            if self._batch.remove(req_id):
+                self._store.release(req_id)
+                self._sampler.remove(req_id)
+        for req_id in step.preempted_req_ids:
+            self._store.release(req_id)
+        self._update_known(step.scheduled_cached_reqs)
+        errors: dict[str, str] = {}
+        for data in step.scheduled_new_reqs:
+            reason = self._start(data)
+            if reason is not None:
+                errors[data.req_id] = reason
+        return errors
+
+    def _start(self, data: NewRequestData) -> str | None:
+        """Begin a request; the reason if its parameters or tokens cannot be served by this model."""
+        self._batch.add(data)
+        self._store.admit(data.req_id, data.block_ids, data.num_computed_tokens)
+        for token_id in data.prompt_token_ids:
+            if not 0 <= token_id < self._num_embeddings:
+                return (
+                    f"Token id {token_id} is outside of the vocabulary; use ids from 0 to {self._num_embeddings - 1}."
+                )
+        try:
+            self._sampler.add(
+                data.req_id,
+                data.sampling_params,
+                data.prompt_token_ids,
+                data.eos_token_id,
+                data.bad_words_token_ids,
+            )
+        except LLMKernelError as error:
+            return str(error)
+        return None
+
+    def _update_known(self, data: CachedRequestData) -> None:
+        for index, req_id in enumerate(data.req_ids):
+            request = self._batch.requests[req_id]
+            request.keep_output(data.num_output_tokens[index])
+            request.num_computed = data.num_computed_tokens[index]
+            if req_id in data.resumed_req_ids:
+                request.replace_blocks(data.new_block_ids[index])
+                self._store.admit(req_id, data.new_block_ids[index], request.num_computed)
+            else:
+                request.add_blocks(data.new_block_ids[index])
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
