@@ -1,4 +1,4 @@
-"""Hard masks and biases. Biases come first; a mask comes last, so that nothing can bring a forbidden token back."""
+"""Biases and hard masks on padded rows, in place. Masks come last, so that nothing brings a forbidden token back."""
 
 import numpy as np
 import torch
@@ -7,19 +7,17 @@ __all__ = ["add_bias", "banned_by_bad_words", "forbid", "keep_only"]
 
 
 def add_bias(rows: torch.Tensor, biases: list[tuple[int, np.ndarray, np.ndarray]]) -> None:
-    """Add to float32 `rows` in place. biases: (row, distinct token ids, what to add to each)."""
+    """biases: (row, distinct int64 token ids, float32 to add to the logit of each)."""
     index = np.concatenate([ids + row * rows.shape[1] for row, ids, _ in biases])
-    values = np.concatenate([added for _, _, added in biases])
-    where = torch.from_numpy(index).to(rows.device)
-    flat = rows.view(-1)
-    flat[where] += torch.from_numpy(values).to(rows.device)
+    added = np.concatenate([values for _, _, values in biases])
+    rows.view(-1)[torch.from_numpy(index).to(rows.device)] += torch.from_numpy(added).to(rows.device)
 
 
-def keep_only(rows: torch.Tensor, row: int, allowed: torch.Tensor) -> None:
-    """-inf for every token of `row` but the `allowed` ids."""
-    kept = rows[row, allowed]
-    rows[row].fill_(-torch.inf)
-    rows[row, allowed] = kept
+def keep_only(row: torch.Tensor, allowed: torch.Tensor) -> None:
+    """-inf for every token of one row [n] but the `allowed` ids."""
+    kept = row[allowed]
+    row.fill_(-torch.inf)
+    row[allowed] = kept
 
 
 def forbid(rows: torch.Tensor, banned: list[tuple[int, list[int]]]) -> None:
@@ -29,9 +27,5 @@ def forbid(rows: torch.Tensor, banned: list[tuple[int, list[int]]]) -> None:
 
 
 def banned_by_bad_words(words: list[list[int]], output_token_ids: list[int]) -> list[int]:
-    """The tokens that would complete one of `words`: its other ids are the tail of the output. The prompt is not looked at."""
-    banned = []
-    for *prefix, last in words:
-        if not prefix or output_token_ids[-len(prefix) :] == prefix:
-            banned.append(last)
-    return banned
+    """The tokens that would complete one of `words`, whose other ids are the tail of the output; the prompt is not looked at."""
+    return [last for *prefix, last in words if not prefix or output_token_ids[-len(prefix) :] == prefix]

@@ -5,19 +5,21 @@ import dataclasses
 import numpy as np
 import torch
 
-__all__ = ["PenaltyRow", "TokenCounts", "apply_penalties"]
+__all__ = ["Penalties", "TokenCounts", "apply_penalties"]
 
 
 class TokenCounts:
-    """How often a request has generated each token, kept up to date by looking at the new ones only.
+    """How often a request has generated each token, brought up to date by looking at the new ones only.
 
-    ids: the tokens seen, each once; counts: how often each was generated (0: it stands in the prompt only). Ids outside
-    the vocabulary are left out.
+    ids: int64, the tokens seen, each once. counts: float32, how often each was generated; 0 = it is in the prompt only.
+    Ids outside the vocabulary are left out.
     """
 
     def __init__(self, vocab_size: int, prompt_token_ids: list[int]) -> None:
         self._vocab_size = vocab_size
-        self._prompt = list(dict.fromkeys(t for t in prompt_token_ids if 0 <= t < vocab_size))
+        self._prompt = list(dict.fromkeys(token for token in prompt_token_ids if 0 <= token < vocab_size))
+        self._last = -1
+        self._counted = 0
         self._start()
 
     @property
@@ -29,9 +31,8 @@ class TokenCounts:
         return self._counts[: len(self._slots)]
 
     def update(self, output_token_ids: list[int]) -> None:
-        """Count the tokens since the last call; from the start when these do not continue what was counted."""
-        known = self._counted
-        if known > len(output_token_ids) or (known and output_token_ids[known - 1] != self._last):
+        """Count the tokens since the last call, or all of them where they do not continue what was counted."""
+        if self._counted and output_token_ids[self._counted - 1 : self._counted] != [self._last]:
             self._start()
         for token in output_token_ids[self._counted :]:
             if 0 <= token < self._vocab_size:
@@ -40,12 +41,11 @@ class TokenCounts:
             self._counted, self._last = len(output_token_ids), output_token_ids[-1]
 
     def _start(self) -> None:
-        capacity = 2 * len(self._prompt) + 64
-        self._ids = np.zeros(capacity, np.int64)
-        self._ids[: len(self._prompt)] = self._prompt
-        self._counts = np.zeros(capacity, np.float32)
         self._slots = {token: slot for slot, token in enumerate(self._prompt)}
-        self._counted, self._last = 0, -1
+        self._ids = np.zeros(2 * len(self._prompt) + 64, np.int64)
+        self._ids[: len(self._prompt)] = self._prompt
+        self._counts = np.zeros(len(self._ids), np.float32)
+        self._counted = 0
 
     def _slot(self, token: int) -> int:
         slot = self._slots.get(token)
@@ -59,27 +59,26 @@ class TokenCounts:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class PenaltyRow:
-    """A row of a batch and what it is penalised with."""
+class Penalties:
+    """What one request is penalised with. repetition 1, frequency 0, presence 0 mean off."""
 
-    row: int
     counts: TokenCounts
     repetition: float
     frequency: float
     presence: float
 
 
-def apply_penalties(rows: torch.Tensor, penalties: list[PenaltyRow]) -> None:
-    """Change float32 `rows` in place: repetition first (logit > 0: divided, else multiplied), then the other two.
+def apply_penalties(rows: torch.Tensor, penalties: list[tuple[int, Penalties]]) -> None:
+    """Change padded rows in place; penalties: (row, what to apply to it). Repetition goes first.
 
-    repetition: every token of prompt and output. frequency: minus frequency * count in the output. presence: minus
-    presence for each token of the output.
+    repetition: each token of prompt and output, a logit > 0 is divided, another multiplied. frequency: minus frequency *
+    count in the output. presence: minus presence for each token of the output.
     """
-    sizes = [len(p.counts.ids) for p in penalties]
-    index = np.concatenate([p.counts.ids + p.row * rows.shape[1] for p in penalties])
-    settings = np.array([(p.repetition, p.frequency, p.presence) for p in penalties], np.float32)
+    index = np.concatenate([one.counts.ids + row * rows.shape[1] for row, one in penalties])
+    sizes = [len(one.counts.ids) for _, one in penalties]
+    settings = np.array([(one.repetition, one.frequency, one.presence) for _, one in penalties], np.float32)
     repetition, frequency, presence = torch.from_numpy(np.repeat(settings.T, sizes, axis=1)).to(rows.device)
-    counts = torch.from_numpy(np.concatenate([p.counts.counts for p in penalties])).to(rows.device)
+    counts = torch.from_numpy(np.concatenate([one.counts.counts for _, one in penalties])).to(rows.device)
     flat, where = rows.view(-1), torch.from_numpy(index).to(rows.device)
     logits = flat[where]
     logits = torch.where(logits > 0, logits / repetition, logits * repetition)

@@ -1,29 +1,29 @@
 """Temperature, min_p, top_k, top_p and the draw, for rows that are not greedy.
 
-min_p keeps tokens with p >= min_p * p_max. top_k keeps every token whose logit is at least the k-th best (more than k when
-they are equal, as vLLM does). top_p keeps the smallest set of the best tokens, of what is left, whose mass reaches top_p;
-the token that crosses is kept, and of equal logits the lower id comes first. What is kept is renormalised.
+min_p keeps the tokens with p >= min_p * p_max. top_k keeps every token whose logit is at least the k-th best: more than k
+where they are equal, as in vLLM. top_p keeps the smallest set of the best tokens, of those left, whose mass reaches top_p:
+the token that crosses is kept, and of equal logits the lower id goes first. What is kept is renormalised.
 
-Most rows are settled by their best 64 (or 256) entries; a row that needs more takes the dense way, which means the same.
+Most rows are settled by their 64 (or 256) best entries. The others take the dense way, one by one, to the same end.
 """
 
 import dataclasses
 
 import torch
 
-from llmkernel.engine.worker.sampler.chunks import CHUNK, exp_weights
-from llmkernel.engine.worker.sampler.inverse_cdf import draw, draw_sparse
-from llmkernel.engine.worker.sampler.top_entries import top_entries
+from llmkernel.engine.worker.sampler.chunks import chunk_masses, exp_weights
+from llmkernel.engine.worker.sampler.inverse_cdf import draw_from_all, draw_from_some
+from llmkernel.engine.worker.sampler.top_entries import pack_keys, sort_keys, top_entries, unpack_keys
 
-__all__ = ["WIDTHS", "Truncation", "draw_tokens", "kept_weights"]
+__all__ = ["Truncation", "draw_tokens"]
 
-WIDTHS = (64, 256)
-"""How many of the best entries are looked at: the first that exceeds top_k."""
+_WIDTHS = (64, 256)
+"""How many of the best entries are looked at: the first number that exceeds top_k."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Truncation:
-    """How one row is cut. top_k 0, top_p 1, min_p 0 mean off."""
+    """Temperature of a row, and how it is cut. top_k 0, top_p 1, min_p 0 mean off."""
 
     temperature: float
     top_k: int = 0
@@ -35,116 +35,100 @@ class Truncation:
         return not self.top_k and self.top_p >= 1 and not self.min_p
 
     @property
+    def needs_mass(self) -> bool:
+        """Whether the mass of the whole vocabulary must be known: top_p alone."""
+        return not self.top_k and not self.min_p
+
+    @property
     def width(self) -> int:
-        """Entries to look at; 0: straight to the dense way (or no truncation at all)."""
-        return 0 if self.is_off else next((width for width in WIDTHS if width > self.top_k), 0)
+        """Entries to look at; 0 = all."""
+        return 0 if self.is_off else next((width for width in _WIDTHS if width > self.top_k), 0)
 
 
 def draw_tokens(
-    rows: torch.Tensor,
-    maxima: torch.Tensor,
-    cuts: list[Truncation],
-    uniforms: torch.Tensor,
-    scratch: torch.Tensor | None = None,
+    rows: torch.Tensor, maxima: torch.Tensor, cuts: list[Truncation], uniforms: torch.Tensor
 ) -> torch.Tensor:
-    """Token ids [rows] of padded rows. maxima: their chunk_maxima; a row's must be finite. scratch: like rows, overwritten."""
+    """Token ids [rows] of padded rows. maxima: their chunk_maxima, finite in every row; uniforms: float64 [rows]."""
     tokens = torch.full((len(cuts),), -1, dtype=torch.int64, device=rows.device)
-    for width in WIDTHS:
-        which = [i for i, cut in enumerate(cuts) if cut.width == width]
-        if which:
-            index, group = _subset(rows, maxima, which)
-            tokens[index] = _draw_narrow(*group, [cuts[i] for i in which], uniforms[index], width)
-    open_rows = [i for i, cut in enumerate(cuts) if cut.is_off]
-    if open_rows:
-        index, (group_rows, group_maxima) = _subset(rows, maxima, open_rows)
-        tokens[index] = _draw_open(group_rows, group_maxima, [cuts[i] for i in open_rows], uniforms[index], scratch)
-    for i in (tokens < 0).nonzero().flatten().tolist():
-        weights = kept_weights(rows[i : i + 1], maxima[i : i + 1], cuts[i])
-        tokens[i] = draw(weights, uniforms[i : i + 1])[0]
+    groups: dict[int, list[int]] = {}
+    for i, cut in enumerate(cuts):
+        groups.setdefault(-1 if cut.is_off else cut.width, []).append(i)
+    dense = groups.pop(0, [])
+    for width, which in groups.items():
+        index, group, group_maxima = _subset(rows, maxima, which)
+        group_cuts = [cuts[i] for i in which]
+        if width < 0:
+            temperatures = _column(group_cuts, "temperature", rows)
+            drawn = draw_from_all(group, group_maxima.amax(-1, keepdim=True), temperatures, uniforms[index])
+        else:
+            drawn = _draw_narrow(group, group_maxima, group_cuts, uniforms[index], width)
+            dense += [which[n] for n in (drawn < 0).nonzero().squeeze(-1).tolist()]
+        tokens[index] = drawn
+    for i in dense:
+        tokens[i] = _draw_dense(rows[i], maxima[i], cuts[i], uniforms[i : i + 1])
     return tokens
-
-
-def kept_weights(row: torch.Tensor, maxima: torch.Tensor, cut: Truncation) -> torch.Tensor:
-    """The dense way, for one padded row [1, n]: unnormalised probabilities after temperature and truncation, 0 = cut off."""
-    row_max = maxima.amax(-1, keepdim=True)
-    weights = exp_weights(row, row_max, torch.full_like(row_max, cut.temperature))
-    if cut.min_p:
-        weights[weights < cut.min_p] = 0
-    if cut.top_k:
-        weights[row < row.topk(cut.top_k).values[:, -1:]] = 0
-    if cut.top_p < 1:
-        _cut_top_p(row[0], weights[0], cut.top_p)
-    return weights
-
-
-def _cut_top_p(row: torch.Tensor, weights: torch.Tensor, top_p: float) -> None:
-    """Zero what top_p leaves out. Only tokens that could matter are sorted: those below `least` weigh (1 - p) together."""
-    total = weights.sum(dtype=torch.float64)
-    least = (1 - top_p) / len(weights) * float(total)
-    candidates = (weights >= min(least, 1.0)).nonzero().squeeze(-1)
-    order = row[candidates].sort(descending=True, stable=True).indices
-    candidates = candidates[order]
-    kept = weights[candidates]
-    before = torch.nn.functional.pad(kept.to(torch.float64).cumsum(-1)[:-1], (1, 0))
-    kept[before >= top_p * total] = 0
-    weights.zero_()
-    weights[candidates] = kept
-
-
-def _draw_open(
-    rows: torch.Tensor,
-    maxima: torch.Tensor,
-    cuts: list[Truncation],
-    uniforms: torch.Tensor,
-    scratch: torch.Tensor | None,
-) -> torch.Tensor:
-    out = None if scratch is None else scratch[: len(cuts)]
-    return draw(exp_weights(rows, maxima.amax(-1, keepdim=True), _column(cuts, "temperature", rows), out), uniforms)
 
 
 def _draw_narrow(
     rows: torch.Tensor, maxima: torch.Tensor, cuts: list[Truncation], uniforms: torch.Tensor, width: int
 ) -> torch.Tensor:
-    """Tokens of rows settled by their `width` best entries; -1 for the others."""
+    """Tokens of the rows that their `width` best entries settle, -1 for the others."""
     width = min(width, rows.shape[1])
     values, ids = top_entries(rows, maxima, width)
     temperatures, min_p = _column(cuts, "temperature", rows), _column(cuts, "min_p", rows)
+    top_k, top_p = _column(cuts, "top_k", rows).long(), _column(cuts, "top_p", rows, torch.float64)
     weights = exp_weights(values, values[:, :1], temperatures)
-    top_k = torch.tensor([cut.top_k for cut in cuts], device=rows.device).unsqueeze(-1)
-    kth = values.gather(1, (top_k - 1).clamp_(0, width - 1))
-    kth = torch.where(top_k > 0, kth, -torch.inf)
-    settled = (values[:, -1:] < kth) | (weights[:, -1:] < min_p) | (values[:, -1:] == -torch.inf)
-    settled = (settled | (width == rows.shape[1])).squeeze(-1)
-    kept = torch.where((values < kth) | (weights < min_p), 0.0, weights).to(torch.float64)
-    total = kept.sum(-1)
-    top_p = torch.tensor([cut.top_p for cut in cuts], dtype=torch.float64, device=rows.device)
-    unbounded = [i for i, cut in enumerate(cuts) if not cut.top_k and not cut.min_p]
-    if unbounded:
-        total[unbounded] = _masses(rows, maxima, cuts, unbounded)
-    target = top_p * total
+    kth = torch.where(top_k > 0, values.gather(1, (top_k - 1).clamp_(min=0)), -torch.inf)
+    out = (values < kth) | (weights < min_p) | (values == -torch.inf)
+    kept = torch.where(out, 0.0, weights).to(torch.float64)
+    settled = out[:, -1].clone() if width < rows.shape[1] else torch.ones_like(out[:, -1])
     edges = kept.cumsum(-1)
-    if unbounded:
-        settled[unbounded] = (edges[:, -1] >= target)[unbounded]
+    target = top_p * edges[:, -1:]
+    alone = [i for i, cut in enumerate(cuts) if cut.needs_mass]
+    if alone:
+        index, group, group_maxima = _subset(rows, maxima, alone)
+        masses = chunk_masses(group, group_maxima.amax(-1, keepdim=True), temperatures[index])
+        target[index] = top_p[index] * masses.sum(-1, keepdim=True)
+        settled[index] |= (edges[:, -1:] >= target)[index, 0]
     before = torch.nn.functional.pad(edges[:, :-1], (1, 0))
-    kept[(before >= target.unsqueeze(-1)) & (top_p < 1).unsqueeze(-1)] = 0
-    return torch.where(settled, draw_sparse(kept, ids, uniforms), -1)
+    kept = torch.where((before >= target) & (top_p < 1), 0.0, kept)
+    ids, order = ids.sort(-1)
+    return torch.where(settled, draw_from_some(kept.gather(1, order), ids, uniforms), -1)
 
 
-def _masses(rows: torch.Tensor, maxima: torch.Tensor, cuts: list[Truncation], which: list[int]) -> torch.Tensor:
-    """float64 [len(which)]: the sum of the weights over the whole vocabulary."""
-    _, (group, group_maxima) = _subset(rows, maxima, which)
-    temperatures = _column([cuts[i] for i in which], "temperature", rows)
-    weights = exp_weights(group, group_maxima.amax(-1, keepdim=True), temperatures)
-    return weights.unflatten(-1, (-1, CHUNK)).sum(-1).sum(-1, dtype=torch.float64)
+def _draw_dense(row: torch.Tensor, maxima: torch.Tensor, cut: Truncation, uniform: torch.Tensor) -> torch.Tensor:
+    """The token of one padded row [n], whatever it takes."""
+    weights = exp_weights(row, maxima.amax(), torch.tensor(cut.temperature, device=row.device))
+    kept = weights >= cut.min_p
+    if cut.top_k:
+        kept &= row >= row.topk(cut.top_k).values[-1]
+    weights = torch.where(kept, weights, 0.0)
+    total = weights.sum(dtype=torch.float64)
+    # What weighs less than this makes up less than 1 - top_p altogether: it need not be sorted.
+    least = (1 - cut.top_p) / len(row) * total
+    ids = ((weights >= least) & (weights > 0)).nonzero().squeeze(-1)
+    weights = weights[ids].to(torch.float64)
+    if cut.top_p < 1:
+        weights = _cut_top_p(row[ids], weights, cut.top_p * total)
+    return draw_from_some(weights.unsqueeze(0), ids.unsqueeze(0), uniform)[0]
+
+
+def _cut_top_p(logits: torch.Tensor, weights: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The weights [n] of tokens in order of ids, 0 for those that come after the one which brings the mass to the target."""
+    keys = pack_keys(logits, torch.arange(len(logits), dtype=torch.int32, device=logits.device))
+    best_first = sort_keys(keys.clone()).flip(-1)
+    edges = weights[unpack_keys(best_first)[1]].cumsum(-1)
+    crossing = (edges < target).sum().clamp_(max=len(keys) - 1)
+    return torch.where(keys < best_first[crossing], 0.0, weights)
 
 
 def _subset(
     rows: torch.Tensor, maxima: torch.Tensor, which: list[int]
-) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-    """The index of `which`, and those rows with their maxima; nothing is copied when it is all of them."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The index of `which`, those rows, and their maxima; nothing is copied when it is all of them."""
     index = torch.tensor(which, device=rows.device)
-    return index, ((rows, maxima) if len(which) == len(rows) else (rows[index], maxima[index]))
+    return (index, rows, maxima) if len(which) == len(rows) else (index, rows[index], maxima[index])
 
 
-def _column(cuts: list[Truncation], name: str, rows: torch.Tensor) -> torch.Tensor:
-    return torch.tensor([[getattr(cut, name)] for cut in cuts], dtype=torch.float32, device=rows.device)
+def _column(cuts: list[Truncation], name: str, rows: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.tensor([[getattr(cut, name)] for cut in cuts], dtype=dtype, device=rows.device)

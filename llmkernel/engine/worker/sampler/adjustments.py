@@ -1,0 +1,29 @@
+"""What changes logits before temperature: biases, penalties, and last the hard masks; in place, for the rows that use them."""
+
+import torch
+
+from llmkernel.engine.worker.sampler.masks import add_bias, forbid, keep_only
+from llmkernel.engine.worker.sampler.penalties import apply_penalties
+from llmkernel.engine.worker.sampler.row import Row
+
+__all__ = ["apply_masks", "shift_logits"]
+
+
+def shift_logits(padded: torch.Tensor, rows: list[Row]) -> None:
+    """logit_bias, then penalties; padded[n] belongs to rows[n]. Custom logits processors belong at the end of this."""
+    if biases := [(n, *row.state.bias) for n, row in enumerate(rows) if row.state.bias is not None]:
+        add_bias(padded, biases)
+    penalties = [(n, row.state.penalties) for n, row in enumerate(rows) if row.state.penalties is not None]
+    if penalties:
+        for n, one in penalties:
+            one.counts.update(rows[n].output)
+        apply_penalties(padded, penalties)
+
+
+def apply_masks(padded: torch.Tensor, rows: list[Row]) -> None:
+    """allowed_token_ids, bad_words, min_tokens; padded[n] belongs to rows[n]. A grammar's mask belongs here too."""
+    for n, row in enumerate(rows):
+        if row.state.allowed is not None:
+            keep_only(padded[n], row.state.allowed)
+    if banned := [(n, row.banned) for n, row in enumerate(rows) if row.banned]:
+        forbid(padded, banned)

@@ -1,0 +1,35 @@
+"""One row of a step's logits: whose it is and what has to be done to it."""
+
+from llmkernel.engine.worker.sampler.request_state import RequestState
+
+__all__ = ["Row"]
+
+
+class Row:
+    """Row `index` of the logits, of a request with these output tokens. banned: what it may not draw at this position."""
+
+    __slots__ = ("banned", "index", "output", "state")
+
+    def __init__(self, index: int, state: RequestState, output_token_ids: list[int]) -> None:
+        self.index = index
+        self.state = state
+        self.output = output_token_ids
+        self.banned = state.banned(output_token_ids)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.state.truncation is None
+
+    @property
+    def is_masked(self) -> bool:
+        return bool(self.banned) or self.state.allowed is not None
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether anything but temperature and truncation touches the logits."""
+        return self.is_masked or self.state.bias is not None or self.state.penalties is not None
+
+    @property
+    def is_plain(self) -> bool:
+        """Greedy, and nothing changes the logits: the argmax, in whatever type they come."""
+        return self.is_greedy and not self.is_changed

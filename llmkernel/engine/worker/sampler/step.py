@@ -1,0 +1,129 @@
+"""One call of the sampler. Rows are grouped by what they need: a feature costs the rows that use it, and no others."""
+
+import math
+
+import torch
+
+from llmkernel.engine.worker.sampler.adjustments import apply_masks, shift_logits
+from llmkernel.engine.worker.sampler.chunks import Scratch, chunk_maxima, pad_rows
+from llmkernel.engine.worker.sampler.draws import uniforms
+from llmkernel.engine.worker.sampler.greedy import pick_best, pick_greedy
+from llmkernel.engine.worker.sampler.logprobs import gather_logprobs
+from llmkernel.engine.worker.sampler.row import Row
+from llmkernel.engine.worker.sampler.truncation import draw_tokens
+from llmkernel.protocol.outputs import LogprobsLists
+
+__all__ = ["SamplerStep"]
+
+
+class SamplerStep:
+    """Draws a token for each row of `logits` [rows, vocab], which stay as they are.
+
+    token_ids: by row, -1 for one that failed. errors: row -> the reason.
+    """
+
+    def __init__(self, logits: torch.Tensor, rows: list[Row], scratch: Scratch) -> None:
+        self.token_ids = [-1] * len(rows)
+        self.errors = {row.index: row.state.error for row in rows if row.state.error is not None}
+        self._logits = logits
+        self._rows = rows
+        self._scratch = scratch
+
+    def run(self) -> None:
+        rows = [row for row in self._rows if row.index not in self.errors]
+        plain = [row for row in rows if row.is_plain]
+        others = [row for row in rows if not row.is_plain]
+        if plain:
+            tokens, best = pick_greedy(self._select(plain))
+            sound = self._sound(plain, best)
+            self._store([plain[n] for n in sound], _take(sound, tokens)[0])
+        if others:
+            self._run_padded(others)
+
+    def logprobs(self) -> dict[int, LogprobsLists]:
+        """Row -> logprobs of the raw logits, for the rows that ask for them and have a token."""
+        asked = [row for row in self._rows if row.state.logprobs is not None and self.token_ids[row.index] >= 0]
+        everything = [row for row in asked if row.state.logprobs == -1]
+        return self._gather_logprobs([row for row in asked if row.state.logprobs != -1]) | self._gather_logprobs(
+            everything
+        )
+
+    def _run_padded(self, rows: list[Row]) -> None:
+        """Rows that are changed, or drawn, or both: in float32."""
+        logits = self._select(rows)
+        changes = any(row.is_changed for row in rows)
+        padded = pad_rows(logits, self._scratch, copy=changes and logits is self._logits)
+        if changes:
+            self._change(padded, rows)
+        maxima = chunk_maxima(padded)
+        sound = self._sound(rows, maxima.amax(-1))
+        greedy = [n for n in sound if rows[n].is_greedy]
+        drawn = [n for n in sound if not rows[n].is_greedy]
+        if greedy:
+            self._store([rows[n] for n in greedy], pick_best(*_take(greedy, padded, maxima)))
+        if drawn:
+            self._draw([rows[n] for n in drawn], *_take(drawn, padded, maxima))
+
+    def _change(self, padded: torch.Tensor, rows: list[Row]) -> None:
+        shift_logits(padded, rows)
+        masked = [n for n, row in enumerate(rows) if row.is_masked]
+        if masked:
+            # Looked at before the masks, which could hide a part of what is broken.
+            self._sound([rows[n] for n in masked], chunk_maxima(*_take(masked, padded)).amax(-1))
+            apply_masks(padded, rows)
+
+    def _draw(self, rows: list[Row], padded: torch.Tensor, maxima: torch.Tensor) -> None:
+        keys = torch.tensor([row.state.key for row in rows], device=padded.device)
+        positions = torch.tensor([len(row.output) for row in rows], device=padded.device)
+        truncations = [row.state.truncation for row in rows if row.state.truncation is not None]
+        self._store(rows, draw_tokens(padded, maxima, truncations, uniforms(keys, positions)))
+
+    def _gather_logprobs(self, rows: list[Row]) -> dict[int, LogprobsLists]:
+        if not rows:
+            return {}
+        counts = [row.state.logprobs or 0 for row in rows]
+        chosen = torch.tensor([self.token_ids[row.index] for row in rows], device=self._logits.device)
+        lists = gather_logprobs(self._select(rows), chosen, max(counts))
+        return {row.index: _one_position(lists, n, counts[n]) for n, row in enumerate(rows)}
+
+    def _sound(self, rows: list[Row], best: torch.Tensor) -> list[int]:
+        """The places of the rows that go on. best: their maxima; where one is not finite, the request fails here."""
+        for row, value in zip(rows, best.tolist(), strict=True):
+            if not math.isfinite(value) and row.index not in self.errors:
+                self.errors[row.index] = self._reason(row, value)
+        return [n for n, row in enumerate(rows) if row.index not in self.errors]
+
+    def _reason(self, row: Row, best: float) -> str:
+        if not self._logits[row.index].float().amax().isfinite():
+            cause = "the model's logits hold NaN or infinity; check the weights, or load it with dtype float32"
+        elif best == -math.inf:
+            cause = "allowed_token_ids, bad_words and min_tokens leave no token; allow more"
+        else:
+            cause = "a penalty made a logit infinite; use a repetition_penalty nearer to 1"
+        return f"No token could be drawn at output position {len(row.output)}: {cause}."
+
+    def _store(self, rows: list[Row], tokens: torch.Tensor) -> None:
+        for row, token in zip(rows, tokens.tolist(), strict=True):
+            self.token_ids[row.index] = token
+
+    def _select(self, rows: list[Row]) -> torch.Tensor:
+        return _take([row.index for row in rows], self._logits)[0]
+
+
+def _take(which: list[int], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """These rows of each tensor; nothing is copied when it is all of them."""
+    if len(which) == len(tensors[0]):
+        return tensors
+    index = torch.tensor(which, dtype=torch.int64, device=tensors[0].device)
+    return tuple(tensor.index_select(0, index) for tensor in tensors)
+
+
+def _one_position(lists: LogprobsLists, position: int, count: int) -> LogprobsLists:
+    """One position with `count` alternatives (-1: all there are), in memory of its own."""
+    width = None if count < 0 else count + 1
+    here = slice(position, position + 1)
+    return LogprobsLists(
+        lists.logprob_token_ids[here, :width].copy(),
+        lists.logprobs[here, :width].copy(),
+        lists.sampled_token_ranks[here].copy(),
+    )
