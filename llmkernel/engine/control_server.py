@@ -1,0 +1,120 @@
+"""ControlServer: the thread that answers the control channel, whatever the rest of the engine is doing."""
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+import zmq
+
+from llmkernel.logger import init_logger
+from llmkernel.protocol.control import (
+    Abort,
+    Answer,
+    Attach,
+    Attached,
+    Detach,
+    Done,
+    EngineStatus,
+    Ping,
+    Pong,
+    Question,
+    Refused,
+    Shutdown,
+    Status,
+)
+from llmkernel.protocol.transport import make_zmq_socket
+
+__all__ = ["ControlDoor", "ControlServer"]
+
+logger = init_logger(__name__)
+
+
+class ControlDoor(Protocol):
+    """What the engine lets the control channel do. Called on its thread: quick, and safe beside the busy loop."""
+
+    def pong(self) -> Pong: ...
+
+    def status(self) -> EngineStatus: ...
+
+    def abort(self, request_ids: list[str]) -> None: ...
+
+    def attach(self, client: Attach) -> int:
+        """The new client's index; ValueError with the reason where it cannot be."""
+
+    def detach(self, client_index: int) -> None: ...
+
+    def shutdown(self) -> None:
+        """End the engine; may not return."""
+
+
+class ControlServer:
+    """Owns a ROUTER bound to `address` and its thread. Start it before anything heavy is imported; `close` ends both.
+
+    Bytes that are no question are logged and dropped; a question that cannot be met is refused with its reason.
+    """
+
+    def __init__(self, address: str, door: ControlDoor) -> None:
+        self._door = door
+        self._ctx = zmq.Context()
+        self._socket = make_zmq_socket(self._ctx, address, zmq.ROUTER, linger=1000, router_mandatory=False)
+        self._end = make_zmq_socket(self._ctx, "inproc://end", zmq.PAIR)
+        self._thread = threading.Thread(target=self._serve, name="llmkernel-control", daemon=True)
+        self._decoder = msgspec.msgpack.Decoder(Question)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Answer what has been asked, then end. Once, from any thread but its own."""
+        with make_zmq_socket(self._ctx, "inproc://end", zmq.PAIR, bind=False) as end:
+            end.send(b"")
+            self._thread.join()
+        self._ctx.term()
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._end, zmq.POLLIN)
+        with self._socket, self._end:
+            while True:
+                ready = dict(poller.poll())
+                if self._socket in ready:
+                    self._answer(self._socket.recv_multipart())
+                elif self._end in ready:
+                    return
+
+    def _answer(self, frames: list[bytes]) -> None:
+        if len(frames) != 3:
+            logger.warning("Ignored %d frames on the control channel.", len(frames))
+            return
+        peer, number, payload = frames
+        try:
+            question = self._decoder.decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            logger.warning("Ignored a malformed question on the control channel: %s", error)
+            return
+        answer, afterwards = self._meet(question)
+        self._socket.send_multipart([peer, number, msgspec.msgpack.encode(answer)])
+        if afterwards is not None:
+            afterwards()
+
+    def _meet(self, question: Question) -> tuple[Answer, Callable[[], None] | None]:
+        """The answer, and what follows once it is sent."""
+        match question:
+            case Ping():
+                return self._door.pong(), None
+            case Status():
+                return self._door.status(), None
+            case Abort(request_ids=ids):
+                self._door.abort(ids)
+            case Attach():
+                try:
+                    return Attached(self._door.attach(question)), None
+                except ValueError as error:
+                    return Refused(str(error)), None
+            case Detach(client_index=index):
+                self._door.detach(index)
+            case Shutdown():
+                return Done(), self._door.shutdown
+        return Done(), None

@@ -1,0 +1,125 @@
+"""The control channel: what works while everything else is busy. A ROUTER in the engine, served by a thread of its own
+that starts before the model's libraries are imported; anybody of the same user may connect a DEALER to it.
+
+    Ping      -> Pong       is it alive, and since when does its step run
+    Status    -> EngineStatus   everything that `llmkernel ps` and `%llm status` tell
+    Abort     -> Done       end these requests
+    Attach    -> Attached   one more client: where it listens
+    Detach    -> Done       a client leaves; its requests are aborted
+    Shutdown  -> Done       end the engine
+    (any)     -> Refused    with the reason
+
+Frames of a question and of an answer: a number that the asker chose (so that late answers are recognised), msgpack.
+"""
+
+import msgspec
+
+from llmkernel.protocol.handshake import Progress
+
+__all__ = [
+    "Abort",
+    "Answer",
+    "Attach",
+    "Attached",
+    "ClientStatus",
+    "Detach",
+    "Done",
+    "EngineStatus",
+    "Ping",
+    "Pong",
+    "Question",
+    "Refused",
+    "Shutdown",
+    "Status",
+]
+
+
+class Ping(msgspec.Struct, tag_field="ask", tag="PING"):
+    """Are you there?"""
+
+
+class Status(msgspec.Struct, tag_field="ask", tag="STATUS"):
+    """What are you doing?"""
+
+
+class Abort(msgspec.Struct, tag_field="ask", tag="ABORT"):
+    """End these requests, whatever they are at. Unknown ids are ignored."""
+
+    request_ids: list[str]
+
+
+class Attach(msgspec.Struct, tag_field="ask", tag="ATTACH"):
+    """One more client. input and output: addresses that it has bound, in the run directory or on 127.0.0.1.
+
+    pid: of the client's process; when it is gone the client is detached.
+    """
+
+    input: str
+    output: str
+    pid: int
+
+
+class Detach(msgspec.Struct, tag_field="ask", tag="DETACH"):
+    """The client leaves; its requests are aborted."""
+
+    client_index: int
+
+
+class Shutdown(msgspec.Struct, tag_field="ask", tag="SHUTDOWN"):
+    """End the engine: its requests are aborted, the process exits."""
+
+
+class Done(msgspec.Struct, tag_field="answer", tag="DONE"):
+    """It is done, or under way."""
+
+
+class Refused(msgspec.Struct, tag_field="answer", tag="REFUSED"):
+    """It is not done; why."""
+
+    reason: str
+
+
+class Pong(msgspec.Struct, tag_field="answer", tag="PONG"):
+    """I am. step_counter: steps begun; step_age: seconds for which the present step has run, 0 between steps."""
+
+    step_counter: int
+    step_age: float
+
+
+class ClientStatus(msgspec.Struct):
+    """A client as the engine knows it. unfinished: its requests in the engine."""
+
+    client_index: int
+    pid: int
+    unfinished: int
+
+
+class EngineStatus(msgspec.Struct, tag_field="answer", tag="STATUS", kw_only=True):
+    """state: starting | running | stopping. stage: where the load is. uptime: seconds. memory: bytes, resident.
+
+    running, waiting: requests. log: path of the log file.
+    """
+
+    pid: int
+    owner_pid: int
+    model: str
+    state: str
+    stage: Progress | None
+    uptime: float
+    memory: int
+    running: int
+    waiting: int
+    step_counter: int
+    step_age: float
+    clients: list[ClientStatus]
+    log: str
+
+
+class Attached(msgspec.Struct, tag_field="answer", tag="ATTACHED"):
+    """You are client `client_index`: stamp your requests with it. The engine registers on your input socket next."""
+
+    client_index: int
+
+
+Question = Ping | Status | Abort | Attach | Detach | Shutdown
+Answer = Pong | EngineStatus | Attached | Done | Refused
