@@ -32,7 +32,7 @@ STATS_PLACES = [
 ]  # fmt: skip
 
 
-@pytest.mark.row("A-046", "A-061", "A-062", "A-101", "A-148", "A-133")
+@pytest.mark.row("A-046", "A-061", "A-062", "A-148")
 @pytest.mark.parametrize(
     ("struct", "places"),
     [

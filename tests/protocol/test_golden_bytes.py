@@ -75,7 +75,7 @@ def test_type_frames_are_one_byte() -> None:
         EngineCoreRequestType(b"\x09")
 
 
-@pytest.mark.row("A-157", "A-060", "A-129", "A-108")
+@pytest.mark.row("A-157")
 def test_constants_of_the_wire() -> None:
     assert engine_identity(0) == b"\0\0"
     assert engine_identity(258) == b"\2\1"
@@ -85,14 +85,13 @@ def test_constants_of_the_wire() -> None:
     assert [int(kind) for kind in EngineCoreEventType] == [1, 2, 3]
 
 
-@pytest.mark.row("A-102")
 def test_outputs_are_stamped_when_they_are_made() -> None:
     earlier, later = EngineCoreOutputs(), EngineCoreOutputs()
     assert 0 < earlier.timestamp <= later.timestamp
     assert EngineCoreOutputs(timestamp=3.5).timestamp == 3.5
 
 
-@pytest.mark.row("A-062", "A-112")
+@pytest.mark.row("A-062")
 def test_an_output_is_finished_when_it_has_a_reason() -> None:
     first, failed = MESSAGES["outputs"][0].outputs
     assert first.finished and failed.finished

@@ -107,7 +107,7 @@ def test_pending_keeps_its_objects_alive() -> None:
     assert gone() is None
 
 
-@pytest.mark.row("A-056", "A-057", "A-058")
+@pytest.mark.row("A-056", "A-058")
 def test_buffers_that_are_reused_when_done_corrupt_nothing(lonely: zmq.Socket, ctx: zmq.Context) -> None:
     encoder, decoder = MsgpackEncoder(), MsgpackDecoder(EngineCoreOutputs)
     pending, free = PendingMessages(), [bytearray()]
@@ -131,7 +131,7 @@ def test_buffers_that_are_reused_when_done_corrupt_nothing(lonely: zmq.Socket, c
     assert made < 8
 
 
-@pytest.mark.row("A-159", "A-077")
+@pytest.mark.row("A-159")
 async def test_a_tracked_send_of_a_loop_registers_itself_when_it_left(run: RunDirectory) -> None:
     pending = PendingMessages()
     array = np.arange(LARGE, dtype=np.int8)

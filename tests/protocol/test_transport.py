@@ -158,7 +158,7 @@ def test_a_router_that_is_not_mandatory_drops(ctx: zmq.Context, run: RunDirector
         router.send_multipart([b"nobody", b"lost"])
 
 
-@pytest.mark.row("A-037", "A-060")
+@pytest.mark.row("A-037")
 def test_lingering_delivers_the_last_frame(ctx: zmq.Context, run: RunDirectory) -> None:
     """The engine closes at once after its last word; the word arrives although the client was not there yet."""
     engine = zmq.Context()
