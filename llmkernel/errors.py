@@ -4,14 +4,18 @@ Four families, by what the reader can do about them: the request is wrong (chang
 go on), the engine did not start (the cause is in the message), the engine is dead (load it again).
 """
 
+from collections.abc import Sequence
+
 __all__ = [
     "EngineDeadError",
     "EngineStartupError",
+    "GenerationInterrupted",
     "InvalidRequestError",
     "LLMKernelError",
     "RequestFailedError",
     "UnsupportedFeatureError",
     "UtilityCallError",
+    "WrongLoopError",
 ]
 
 
@@ -73,7 +77,10 @@ class EngineStartupError(LLMKernelError, RuntimeError):
 
 
 class EngineDeadError(LLMKernelError, RuntimeError):
-    """The engine process is gone (or was shut down). `exitcode` is its exit code, negative for a signal (as Popen's)."""
+    """The engine process is gone (or was shut down). `exitcode` is its exit code, negative for a signal (as Popen's).
+
+    `partial` holds what the request that raises this had generated (a RequestOutput), where there is something.
+    """
 
     def __init__(
         self,
@@ -82,8 +89,25 @@ class EngineDeadError(LLMKernelError, RuntimeError):
         exitcode: int | None = None,
         remote_traceback: str = "",
         log_tail: str = "",
+        partial: object = None,
     ) -> None:
         super().__init__(message)
         self.exitcode = exitcode
         self.remote_traceback = remote_traceback
         self.log_tail = log_tail
+        self.partial = partial
+
+
+class GenerationInterrupted(KeyboardInterrupt):
+    """A blocking call was interrupted; its own requests were aborted, the engine goes on.
+
+    `partial`: the RequestOutputs of the call in the order of its prompts, finished or not; None where nothing came.
+    """
+
+    def __init__(self, message: str = "Generation interrupted.", *, partial: Sequence[object] = ()) -> None:
+        super().__init__(message)
+        self.partial = list(partial)
+
+
+class WrongLoopError(InvalidRequestError, RuntimeError):
+    """An async object was used from an event loop that is not its own."""

@@ -1,0 +1,166 @@
+"""RequestState: what the front end keeps of one running request."""
+
+from collections.abc import Sequence
+
+from llmkernel.llm.detokenizer import IncrementalDetokenizer
+from llmkernel.llm.logprobs import LogprobsProcessor
+from llmkernel.llm.outputs import CompletionOutput, RequestOutput
+from llmkernel.llm.parallel_sampling import ParentRequest
+from llmkernel.llm.request_output_collector import RequestOutputCollector
+from llmkernel.llm.stats import RequestStateStats
+from llmkernel.llm.tokenizer import Tokenizer
+from llmkernel.protocol.outputs import EngineCoreOutput, FinishReason
+from llmkernel.protocol.requests import EngineCoreRequest
+from llmkernel.protocol.sampling_params import RequestOutputKind, SamplingParams
+
+__all__ = ["RequestState"]
+
+
+class RequestState:
+    """One request of the engine (of n answers, one): its text, its numbers, and the queue that its outputs go to.
+
+    request_id: internal; external_req_id: what the user sees. queue None: outputs are returned by process_outputs.
+    prompt: the text, where there was one; it stays on this side.
+    """
+
+    def __init__(
+        self,
+        request: EngineCoreRequest,
+        *,
+        tokenizer: Tokenizer | None,
+        prompt: str | None,
+        parent_req: ParentRequest | None = None,
+        request_index: int = 0,
+        queue: RequestOutputCollector | None = None,
+        log_stats: bool = True,
+        stream_interval: int = 1,
+    ) -> None:
+        params = request.sampling_params
+        assert params is not None
+        self.request_id = request.request_id
+        self.external_req_id = request.external_req_id or request.request_id
+        self.prompt = prompt
+        self.prompt_token_ids = request.prompt_token_ids or []
+        self.params: SamplingParams = params
+        self.output_kind = params.output_kind
+        self.parent_req = parent_req
+        self.request_index = request_index
+        self.queue = queue
+        self.lora_request = request.lora_request
+        self.detokenizer = IncrementalDetokenizer.from_new_request(tokenizer, request)
+        self.logprobs = LogprobsProcessor(tokenizer, params.logprobs) if params.logprobs is not None else None
+        self.stats = RequestStateStats(arrival_time=request.arrival_time) if log_stats else None
+        if self.stats is not None:
+            self.stats.num_prompt_tokens = len(self.prompt_token_ids)
+        self.num_cached_tokens: int | None = None
+        self.stream_interval = max(stream_interval, params.stream_interval or 1)
+        self._sent_tokens = 0
+
+    @classmethod
+    def from_new_request(
+        cls,
+        tokenizer: Tokenizer | None,
+        request: EngineCoreRequest,
+        prompt: str | None,
+        parent_req: ParentRequest | None,
+        request_index: int,
+        queue: RequestOutputCollector | None,
+        log_stats: bool,
+        stream_interval: int,
+    ) -> "RequestState":
+        """vLLM's constructor."""
+        return cls(
+            request,
+            tokenizer=tokenizer,
+            prompt=prompt,
+            parent_req=parent_req,
+            request_index=request_index,
+            queue=queue,
+            log_stats=log_stats,
+            stream_interval=stream_interval,
+        )
+
+    def take(self, output: EngineCoreOutput) -> tuple[FinishReason | None, int | str | None]:
+        """Take in a step's tokens; why the answer ends, if it does: the engine's reason or a stop string in the text."""
+        if output.prefill_stats is not None:
+            self.num_cached_tokens = output.prefill_stats.num_cached_tokens
+        before = len(self.detokenizer.token_ids)
+        stop = self.detokenizer.update(output.new_token_ids, output.finish_reason == FinishReason.STOP)
+        if stop is None and output.finish_reason is not None:
+            stop = self.detokenizer.flush()
+        if self.logprobs is not None and output.new_logprobs is not None:
+            kept = len(self.detokenizer.token_ids) - before
+            self.logprobs.update(output.new_logprobs, kept, self.detokenizer.token_ids)
+        if stop is not None:
+            return FinishReason.STOP, stop
+        return output.finish_reason, output.stop_reason
+
+    def make_request_output(
+        self, finish_reason: FinishReason | None = None, stop_reason: int | str | None = None
+    ) -> RequestOutput | None:
+        """What the user gets to see now; None if that is nothing (FINAL_ONLY, stream_interval, nothing new)."""
+        finished = finish_reason is not None
+        if not finished:
+            unsent = len(self.detokenizer.token_ids) - self._sent_tokens
+            due = unsent >= self.stream_interval or (unsent and not self._sent_tokens)
+            if self.output_kind == RequestOutputKind.FINAL_ONLY or not due:
+                return None
+        completion = self._completion(finish_reason, stop_reason)
+        outputs, all_finished = [completion], finished
+        if self.parent_req is not None:
+            outputs = self.parent_req.take_output(self.request_id, completion)
+            all_finished = self.parent_req.finished
+            if not outputs:
+                return None
+        return self._request_output(outputs, finished=all_finished)
+
+    def snapshot(self) -> RequestOutput:
+        """All text and tokens so far, whatever the output kind: for an error to carry. Ends the decoding."""
+        self.detokenizer.flush()
+        completion = CompletionOutput(
+            self.request_index,
+            self.detokenizer.output_text,
+            list(self.detokenizer.token_ids),
+            logprobs=list(self.logprobs.logprobs) if self.logprobs else None,
+            cumulative_logprob=self.logprobs.cumulative_logprob if self.logprobs else None,
+        )
+        earlier = self.parent_req.aggregated if self.parent_req is not None else []
+        return self._request_output([*earlier, completion], finished=False)
+
+    def failed_output(self, reason: str) -> RequestOutput:
+        """The last output of a request whose processing failed: what was known before, as it stands."""
+        completion = CompletionOutput(
+            self.request_index,
+            self.detokenizer.output_text,
+            list(self.detokenizer.token_ids),
+            finish_reason=str(FinishReason.ERROR),
+            stop_reason=reason,
+        )
+        return self._request_output([completion], finished=True)
+
+    def _completion(self, finish_reason: FinishReason | None, stop_reason: int | str | None) -> CompletionOutput:
+        delta = self.output_kind == RequestOutputKind.DELTA
+        start = self._sent_tokens if delta else 0
+        self._sent_tokens = len(self.detokenizer.token_ids)
+        return CompletionOutput(
+            index=self.request_index,
+            text=self.detokenizer.next_text(finished=finish_reason is not None, delta=delta),
+            token_ids=self.detokenizer.token_ids[start:],
+            cumulative_logprob=self.logprobs.cumulative_logprob if self.logprobs else None,
+            logprobs=self.logprobs.logprobs[start:] if self.logprobs else None,
+            finish_reason=str(finish_reason) if finish_reason is not None else None,
+            stop_reason=stop_reason,
+        )
+
+    def _request_output(self, outputs: Sequence[CompletionOutput], *, finished: bool) -> RequestOutput:
+        return RequestOutput(
+            request_id=self.external_req_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=list(outputs),
+            finished=finished,
+            metrics=self.stats,
+            lora_request=self.lora_request,
+            num_cached_tokens=self.num_cached_tokens,
+            sampling_params=self.parent_req.sampling_params if self.parent_req is not None else self.params,
+        )
