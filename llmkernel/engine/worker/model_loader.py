@@ -1,8 +1,8 @@
 """load_model: a folder of safetensors as a torch module, ready to run.
 
 transformers' from_pretrained does it: 0.15 s for SmolLM2 in float32, whose tensors stay views of the mapped file,
-0.3 s in bfloat16; importing torch and transformers (2.8 s) is what a load costs. Its loader threads are switched off: a torch
-operation in a second thread makes every later step of the engine slower.
+0.3 s in bfloat16; importing torch and transformers (2.8 s) is what a load costs. Its loader threads are switched off: a
+torch operation in a second thread makes every later step of the engine slower.
 """
 
 import contextlib
@@ -183,12 +183,16 @@ class _Reported:
 
 @contextlib.contextmanager
 def _single_threaded() -> Iterator[None]:
+    """No loader threads, and one torch thread: hundreds of small casts wait for each other where a core is busy."""
     name = "HF_DEACTIVATE_ASYNC_LOAD"
     previous = os.environ.get(name)
+    threads = torch.get_num_threads()
     os.environ[name] = "1"
+    torch.set_num_threads(1)
     try:
         yield
     finally:
+        torch.set_num_threads(threads)
         if previous is None:
             del os.environ[name]
         else:
