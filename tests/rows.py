@@ -1,7 +1,7 @@
 """Which rows of the specification are proved, by which tests: `python -m tests.rows`.
 
-Reads the table in rows.toml and the `@pytest.mark.row(...)` decorators of the test files, as source: nothing is imported.
-Exit status 1 if a row that is not deferred has no test, or a test names a row that is not in the table.
+Reads the table in rows.toml and the `@pytest.mark.row(...)` decorators of the test files, as source. The exit status is
+1 if a row that is not deferred has no test, or a test names a row that is not in the table.
 """
 
 import ast

@@ -5,6 +5,22 @@ from typing import Any
 import numpy as np
 
 from llmkernel.config import EngineArgs
+from llmkernel.protocol.control import (
+    Abort,
+    Answer,
+    Attach,
+    Attached,
+    ClientStatus,
+    Detach,
+    Done,
+    EngineStatus,
+    Ping,
+    Pong,
+    Question,
+    Refused,
+    Shutdown,
+    Status,
+)
 from llmkernel.protocol.handshake import (
     EngineAddresses,
     EngineCoreReadyResponse,
@@ -210,6 +226,24 @@ def _ready_response_minimal() -> EngineCoreReadyResponse:
     )
 
 
+def _engine_status() -> EngineStatus:
+    return EngineStatus(
+        pid=4321,
+        owner_pid=4000,
+        model="smollm2",
+        state="starting",
+        stage=Progress("weights", 3, 9),
+        uptime=1.5,
+        memory=2**20,
+        running=1,
+        waiting=2,
+        step_counter=3,
+        step_age=0.25,
+        clients=[ClientStatus(client_index=0, pid=4000, unfinished=3)],
+        log="/r/log",
+    )
+
+
 MESSAGES: dict[str, tuple[Any, Any]] = {
     "add": (_add_full(), EngineCoreRequest),
     "add_minimal": (_add_minimal(), EngineCoreRequest),
@@ -240,5 +274,16 @@ MESSAGES: dict[str, tuple[Any, Any]] = {
     "startup_failed": (StartupFailed("ValueError", "no such model", "Traceback ..."), EngineMessage),
     "ready_response": (_ready_response(), EngineCoreReadyResponse),
     "ready_response_minimal": (_ready_response_minimal(), EngineCoreReadyResponse),
+    "ask_ping": (Ping(), Question),
+    "ask_status": (Status(), Question),
+    "ask_abort": (Abort(["r1-8f3a"]), Question),
+    "ask_attach": (Attach("ipc:///r/in1", "ipc:///r/out1", 4400), Question),
+    "ask_detach": (Detach(1), Question),
+    "ask_shutdown": (Shutdown(), Question),
+    "answer_pong": (Pong(step_counter=3, step_age=0.25), Answer),
+    "answer_status": (_engine_status(), Answer),
+    "answer_attached": (Attached(1), Answer),
+    "answer_done": (Done(), Answer),
+    "answer_refused": (Refused("not built"), Answer),
 }
 """name -> (message, type to decode it as)."""
