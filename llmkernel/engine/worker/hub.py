@@ -57,17 +57,13 @@ def tokenizer_files(names: list[str]) -> list[str]:
     return [name for name in names if _SMALL.fullmatch(name)]
 
 
-def find_cached(repo: str, revision: str | None, select: Select) -> Path | None:
-    """The snapshot in the local Hugging Face cache if it holds a whole model; the network is not asked."""
-    found = huggingface_hub.try_to_load_from_cache(repo, "config.json", revision=revision)
-    if not isinstance(found, str):
-        return None
-    folder = Path(found).parent
-    try:
-        select([path.name for path in folder.iterdir()])
-    except EngineStartupError:
-        return None
-    return folder
+def find_cached(repo: str, revision: str | None) -> Path | None:
+    """The snapshot folder in the local Hugging Face cache, whole or not; the network is not asked."""
+    root = Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
+    commit = revision or constants.DEFAULT_REVISION
+    ref = root / "refs" / commit
+    folder = root / "snapshots" / (ref.read_text().strip() if ref.is_file() else commit)
+    return folder if folder.is_dir() else None
 
 
 def fetch(repo: str, revision: str | None, select: Select, report: ReportProgress) -> Path:
@@ -80,18 +76,19 @@ def fetch(repo: str, revision: str | None, select: Select, report: ReportProgres
     try:
         info = api.model_info(repo, revision=revision, files_metadata=True, timeout=_TIMEOUT)
     except Exception as error:  # the HTTP library, and so its errors, differ between versions of huggingface_hub
-        cached = find_cached(repo, revision, select) if _unreachable(error) else None
-        if cached is None:
+        cached = find_cached(repo, revision) if _unreachable(error) else None
+        if cached is None or not _holds(cached, select):
             raise _explain(error, repo, revision, endpoint) from error
         return cached
     sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
     wanted = select(sorted(sizes))
     total = sum(sizes[name] for name in wanted if not _cached_file(repo, name, info.sha))
-    _check_space(repo, total)
+    if _free() < total:
+        raise _no_space(repo, total)
     try:
         folder = _Download(repo, revision, endpoint, wanted).wait(lambda done: report("download", done, total, repo))
     except Exception as error:  # as above
-        raise _explain(error, repo, revision, endpoint) from error
+        raise _explain(error, repo, revision, endpoint, total) from error
     return Path(folder)
 
 
@@ -149,19 +146,25 @@ def _cached_file(repo: str, name: str, revision: str | None) -> bool:
     return isinstance(huggingface_hub.try_to_load_from_cache(repo, name, revision=revision), str)
 
 
-def _check_space(repo: str, needed: int) -> None:
+def _holds(folder: Path, select: Select) -> bool:
+    """Whether a snapshot that was fetched before holds a model; what it lacks then is told when it is opened."""
+    try:
+        return bool(select(sorted(path.name for path in folder.iterdir() if path.exists())))
+    except EngineStartupError:
+        return False
+
+
+def _free() -> int:
     folder = Path(constants.HF_HUB_CACHE)
     while not folder.exists():
         folder = folder.parent
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise _no_space(repo, needed, free)
+    return shutil.disk_usage(folder).free
 
 
-def _no_space(repo: str, needed: int, free: int) -> EngineStartupError:
+def _no_space(repo: str, needed: int) -> EngineStartupError:
     return EngineStartupError(
         f"Not enough disk space for {repo} in {constants.HF_HUB_CACHE}: {format_bytes(needed)} needed, "
-        f"{format_bytes(free)} free; free some, or set HF_HOME to a folder on a larger disk."
+        f"{format_bytes(_free())} free; free some, or set HF_HOME to a folder on a larger disk."
     )
 
 
@@ -171,7 +174,7 @@ def _unreachable(error: Exception) -> bool:
     return status is None or status >= 500 or status == 429
 
 
-def _explain(error: Exception, repo: str, revision: str | None, endpoint: str) -> Exception:
+def _explain(error: Exception, repo: str, revision: str | None, endpoint: str, needed: int = 0) -> Exception:
     """One line for what huggingface_hub raised; our own errors stay as they are."""
     if isinstance(error, LLMKernelError):
         return error
@@ -197,7 +200,7 @@ def _explain(error: Exception, repo: str, revision: str | None, endpoint: str) -
             f"{endpoint} refuses {repo} (HTTP {status}); check the token (hf auth whoami, or HF_TOKEN) and its rights."
         )
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return _no_space(repo, 0, 0)
+        return _no_space(repo, needed)
     if isinstance(error, errors.OfflineModeIsEnabled):
         return EngineStartupError(
             f"{repo} is not in the local Hugging Face cache, and HF_HUB_OFFLINE is set; unset it, or give a folder."

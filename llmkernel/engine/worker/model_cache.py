@@ -7,6 +7,7 @@ wait and then use what it built. What a killed process left is removed by the ne
 
 import contextlib
 import errno
+import glob
 import json
 import os
 import shutil
@@ -114,7 +115,7 @@ class ModelCache:
 
     def _sweep(self, name: str) -> None:
         """Remove a stale entry and what killed builders left. Holding the lock, nobody else builds `name`."""
-        for left in [self.root / name, *self.root.glob(f"{name}.tmp-*")]:
+        for left in [self.root / name, *self.root.glob(f"{glob.escape(name)}.tmp-*")]:
             if left.exists():
                 logger.info("Removing the stale cache entry %s", left)
                 shutil.rmtree(left)
@@ -135,6 +136,8 @@ class ModelCache:
 
 def _flush(path: Path) -> None:
     """To the disk: after a power cut an entry is whole or missing, never whole by name only."""
+    if os.name == "nt":  # neither folders nor files opened for reading can be flushed there
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -13,7 +13,7 @@ from llmkernel.engine.worker.default_model import SHORT_NAMES, fetch_gguf
 from llmkernel.engine.worker.model_cache import ModelCache
 from llmkernel.engine.worker.model_files import ModelFiles
 from llmkernel.engine.worker.model_folder import check_folder
-from llmkernel.errors import InvalidRequestError
+from llmkernel.errors import EngineStartupError, InvalidRequestError
 
 __all__ = ["resolve_model"]
 
@@ -41,8 +41,8 @@ def _short_name(name: str, args: EngineArgs, report: ReportProgress) -> ModelFil
     from llmkernel.engine.worker import hub  # 0.2 s: only where a model may come from the Hub's cache
 
     known = SHORT_NAMES[name]
-    cached = hub.find_cached(known.repo, args.revision, hub.select_files(known.repo, trust=False))
-    if cached:
+    cached = hub.find_cached(known.repo, args.revision)
+    if cached and _is_whole(cached):
         return ModelFiles(name, f"{known.repo} in the Hugging Face cache", cached)
     if args.revision is not None:
         raise InvalidRequestError(
@@ -61,6 +61,13 @@ def _short_name(name: str, args: EngineArgs, report: ReportProgress) -> ModelFil
         gguf = None
     source = f"{known.filename} of {known.requirement}"
     return ModelFiles(name, source, folder, gguf, known.quantization, [_dequantized(known.quantization)])
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        return check_folder(folder, trust=False).kind == "safetensors" and (folder / "tokenizer.json").exists()
+    except EngineStartupError:
+        return False
 
 
 def _folder(path: Path, source: str, args: EngineArgs, report: ReportProgress) -> ModelFiles:
@@ -84,7 +91,7 @@ def _file(path: Path, args: EngineArgs, report: ReportProgress, source: str | No
         "converter": _CONVERTER,
     }
     cache = ModelCache()
-    entry = f"{path.stem}-{hashlib.sha256(str(real).encode()).hexdigest()[:12]}"
+    entry = f"{path.stem[:80]}-{hashlib.sha256(str(real).encode()).hexdigest()[:12]}"
     folder = cache.find(entry, identity) or _convert(path, cache, entry, identity, report)
     quantization = (folder / "quantization.txt").read_text().strip()
     notes = [_dequantized(quantization)] if quantization not in ("F32", "F16", "BF16") else []

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from llmkernel.config import EngineArgs
 from llmkernel.engine.worker.model_cache import ModelCache
@@ -36,10 +36,10 @@ def read_tokenizer_facts(files: ModelFiles, args: EngineArgs) -> TokenizerFacts:
     special = _special_tokens(folder, config)
     fallback = _optional(files.folder / "config.json") | _optional(files.folder / "generation_config.json")
     ids = {name: _token_id(tokenizer, special, fallback, name) for name in ("bos", "eos", "pad")}
-    text = _with_ends(tokenizer, config, special)
+    changed = _complete(tokenizer, config, special)
     return TokenizerFacts(
-        json=text,
-        path=None if text else str(path),
+        json=tokenizer.to_str() if changed else None,
+        path=None if changed else str(path),
         chat_template=_chat_template(folder, config),
         special_tokens=special,
         bos_token_id=ids["bos"],
@@ -123,18 +123,28 @@ def _token_id(tokenizer: Tokenizer, special: dict[str, str], fallback: dict[str,
     return first if isinstance(first, int) else None
 
 
-def _with_ends(tokenizer: Tokenizer, config: dict[str, Any], special: dict[str, str]) -> str | None:
-    """tokenizer.json changed so that it adds BOS and EOS as tokenizer_config.json asks; None if it does so already."""
+def _complete(tokenizer: Tokenizer, config: dict[str, Any], special: dict[str, str]) -> bool:
+    """Add what tokenizer_config.json says and tokenizer.json lacks (special tokens, BOS and EOS); True if it was needed.
+
+    Truncation and padding, which some files have switched on, would change prompts: off.
+    """
+    changed = tokenizer.truncation is not None or tokenizer.padding is not None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    lacking = [text for text in special.values() if text not in added and tokenizer.token_to_id(text) is not None]
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in lacking])
+    changed = changed or bool(lacking)
     if "add_bos_token" not in config and "add_eos_token" not in config:
-        return None
+        return changed
     bos = special.get("bos_token") if config.get("add_bos_token") else None
     eos = special.get("eos_token") if config.get("add_eos_token") else None
     first, last = [bos] if bos else [], [eos] if eos else []
     plain = tokenizer.encode("a", add_special_tokens=False).tokens
     if tokenizer.encode("a").tokens == first + plain + last:
-        return None
+        return changed
     tokenizer.post_processor = add_ends(tokenizer, bos, eos)
-    return tokenizer.to_str()
+    return True
 
 
 def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
