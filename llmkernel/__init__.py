@@ -34,6 +34,7 @@ _HOMES = {
 """Public name -> the module it lives in."""
 
 __all__ = [
+    "LLM",
     "AsyncLLM",
     "BeamSearchParams",
     "CompletionOutput",
@@ -43,7 +44,6 @@ __all__ = [
     "Generation",
     "GenerationInterrupted",
     "InvalidRequestError",
-    "LLM",
     "LLMEngine",
     "LLMKernelError",
     "PoolingParams",

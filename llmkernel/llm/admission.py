@@ -27,7 +27,8 @@ class Admission:
         """The coroutine's result; AdmissionAborted, and the coroutine is cancelled, if abort() comes first."""
         task = asyncio.ensure_future(coroutine)
         try:
-            await asyncio.wait({task, self._aborted}, return_when=asyncio.FIRST_COMPLETED)
+            waiters: set[asyncio.Future[Any]] = {task, self._aborted}
+            await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if not task.done():
                 task.cancel()

@@ -37,8 +37,8 @@ OUTPUT_CHUNK = 128
 class AsyncLLM:
     """An engine process of its own, and the streams of its requests.
 
-    `AsyncLLM(args)` returns at once, inside or outside a loop; `await ready()`, or the first request, waits for the load.
-    Belongs to the loop that first uses it. Ends the engine with `shutdown()`, `with` or `async with`.
+    `AsyncLLM(args)` returns at once, inside or outside a loop; `await ready()`, or the first request, waits for the
+    load. Belongs to the loop that first uses it. Ends the engine with `shutdown()`, `with` or `async with`.
 
     executor_class: import path "module:Class" of another executor. facts: what was loaded, None until it is.
     """
@@ -66,7 +66,8 @@ class AsyncLLM:
     # Starting and ending.
 
     async def ready(self) -> EngineCoreReadyResponse:
-        """Wait until the engine takes requests. EngineStartupError says why it did not; cancelling this ends the wait only."""
+        """Wait until the engine takes requests. EngineStartupError says why it did not; cancelling this ends the wait
+        only."""
         self._check_loop()
         if self._ready_task is None:
             # an empty context: what the load prints or logs belongs to no notebook cell
@@ -164,8 +165,8 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Submit a prompt and yield its outputs as they come, until one is finished.
 
-        Leaving early, in any way (break and aclose, cancelling, an exception), aborts the request. sampling_params None: the
-        model's own defaults.
+        Leaving early, in any way (break and aclose, cancelling, an exception), aborts the request. sampling_params
+        None: the model's own defaults.
         """
         if sampling_params is None:
             sampling_params = await self.get_default_sampling_params()
@@ -314,7 +315,7 @@ class AsyncLLM:
     async def collective_rpc(
         self,
         method: str,
-        timeout: float | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - vLLM's name; the engine minds it, not this coroutine
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
@@ -339,8 +340,8 @@ class AsyncLLM:
             self._loop = loop
         elif self._loop is not loop:
             raise UnsupportedFeatureError(
-                "This AsyncLLM belongs to another event loop, and a client serves one loop: make another AsyncLLM in this loop,"
-                " or do all the work inside one asyncio.run.",
+                "This AsyncLLM belongs to another event loop, and a client serves one loop: make another AsyncLLM in this"
+                " loop, or do all the work inside one asyncio.run.",
                 parameter="loop",
             )
 
@@ -429,7 +430,7 @@ async def _handle_outputs(
             output_processor.update_scheduler_stats(outputs.scheduler_stats)
             if stat_logger is not None:
                 stat_logger.record(outputs.scheduler_stats, iteration_stats)
-    except Exception as error:  # noqa: BLE001 - whatever ends this must reach every stream that waits
+    except Exception as error:  # whatever ends this must reach every stream that waits
         if not isinstance(error, EngineDeadError):
             logger.exception("The output handler ended.")
         output_processor.propagate_error(error)

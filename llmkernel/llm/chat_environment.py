@@ -59,9 +59,10 @@ def _to_json(
 class ChatEnvironment(ImmutableSandboxedEnvironment):
     """What transformers renders chat templates with, and stricter.
 
-    trim_blocks and lstrip_blocks, `tojson` without HTML escapes, `strftime_now`, `raise_exception`, break and continue, the
-    generation tag. Templates come with models, so they are not trusted: jinja2's immutable sandbox, and as that alone
-    stops no loop over a list, every turn of a loop and every macro looks at the clock; `*` and `**` are limited.
+    trim_blocks and lstrip_blocks, `tojson` without HTML escapes, `strftime_now`, `raise_exception`, break and
+    continue, the generation tag. Templates come with models, so they are not trusted: jinja2's immutable sandbox, and
+    as that alone stops no loop over a list, every turn of a loop and every macro looks at the clock; `*` and `**` are
+    limited.
     """
 
     intercepted_binops = frozenset(["*", "**"])

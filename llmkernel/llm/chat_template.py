@@ -23,9 +23,9 @@ _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 class ChatTemplate:
     """A chat template, compiled once.
 
-    Renders what transformers' apply_chat_template renders (see ChatEnvironment). A template sees plain data only: whatever
-    is passed in is copied into dicts, lists, strings and numbers. special_tokens: name -> text, what a template knows as
-    bos_token, eos_token ... seconds: time that one rendering may take.
+    Renders what transformers' apply_chat_template renders (see ChatEnvironment). A template sees plain data only:
+    whatever is passed in is copied into dicts, lists, strings and numbers. special_tokens: name -> text, what a
+    template knows as bos_token, eos_token ... seconds: time that one rendering may take.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""IncrementalDetokenizer: the ids and the text of one answer as they grow, and the stop strings in it (engine.md B.9)."""
+"""IncrementalDetokenizer: the ids and the text of one answer as they grow, and the stop strings in it (engine.md
+B.9)."""
 
 from collections.abc import Sequence
 
@@ -14,8 +15,8 @@ __all__ = ["IncrementalDetokenizer"]
 class IncrementalDetokenizer:
     """Text and ids of one answer, in step: tokens after the one that completes a stop string are dropped.
 
-    The text equals the decode of all ids (see StreamDecoder), cut at the first stop string. What may be the beginning of a
-    stop string is held back while the answer runs, and delivered if it turns out to be none.
+    The text equals the decode of all ids (see StreamDecoder), cut at the first stop string. What may be the beginning
+    of a stop string is held back while the answer runs, and delivered if it turns out to be none.
     """
 
     __slots__ = (
@@ -69,8 +70,8 @@ class IncrementalDetokenizer:
     def update(self, new_token_ids: Sequence[int], stop_terminated: bool = False) -> str | None:
         """Take in the tokens of a step; the stop string that the text now ends in, if there is one.
 
-        stop_terminated: the engine ended the answer at a stop token, the last of these; its text is left out unless stop
-        strings are to be included.
+        stop_terminated: the engine ended the answer at a stop token, the last of these; its text is left out unless
+        stop strings are to be included.
         """
         if self._decoder is None:
             self.token_ids.extend(new_token_ids)

@@ -91,7 +91,8 @@ class InputProcessor:
         keep = options.pop("truncate_prompt_tokens", None)
         if options:
             raise UnsupportedFeatureError(
-                f"tokenization_kwargs {sorted(options)} are not built; known: add_special_tokens, truncate_prompt_tokens.",
+                f"tokenization_kwargs {sorted(options)} are not built; known: add_special_tokens,"
+                " truncate_prompt_tokens.",
                 parameter="tokenization_kwargs",
             )
         text, ids, salt = self._take_apart(prompt)
@@ -151,7 +152,8 @@ class InputProcessor:
         priority: int = 0,
         data_parallel_rank: int | None = None,
     ) -> EngineCoreRequest:
-        """The request as it is sent: internal id, max_tokens, seed and stop ids filled in. Changes nothing it was given."""
+        """The request as it is sent: internal id, max_tokens, seed and stop ids filled in. Changes nothing it was
+        given."""
         params = self._check_features(params, lora_request, trace_headers, priority, data_parallel_rank)
         self._check_prompt(prompt.token_ids)
         self._check_params(params)
@@ -189,7 +191,8 @@ class InputProcessor:
             unknown = prompt.keys() - _PROMPT_KEYS
             if unknown:
                 raise UnsupportedFeatureError(
-                    f"prompt keys {sorted(map(str, unknown))} are not built; known: prompt, prompt_token_ids, cache_salt.",
+                    f"prompt keys {sorted(map(str, unknown))} are not built; known: prompt, prompt_token_ids,"
+                    " cache_salt.",
                     parameter="prompt",
                 )
             text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
@@ -246,14 +249,14 @@ class InputProcessor:
             raise InvalidRequestError("The prompt is empty; give at least one token.", parameter="prompt")
         if len(ids) >= limit:
             raise InvalidRequestError(
-                f"The prompt has {len(ids)} tokens, and the model takes {limit} with at least one of the answer; shorten it"
-                f" to {limit - 1}, or load the model with a larger max_model_len.",
+                f"The prompt has {len(ids)} tokens, and the model takes {limit} with at least one of the answer; shorten"
+                f" it to {limit - 1}, or load the model with a larger max_model_len.",
                 parameter="prompt",
             )
         if pool and len(ids) >= pool:
             raise InvalidRequestError(
-                f"The prompt has {len(ids)} tokens, and the KV cache holds {pool}; shorten it, or load the model with a larger"
-                " kv_cache_memory.",
+                f"The prompt has {len(ids)} tokens, and the KV cache holds {pool}; shorten it, or load the model with a"
+                " larger kv_cache_memory.",
                 parameter="prompt",
             )
         self._check_ids("prompt_token_ids", ids)

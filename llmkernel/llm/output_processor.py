@@ -23,7 +23,8 @@ logger = init_logger(__name__)
 
 @dataclass(slots=True)
 class OutputProcessorOutput:
-    """request_outputs: of requests without a queue. reqs_to_abort: ended here (stop string, fault), not yet in the engine."""
+    """request_outputs: of requests without a queue. reqs_to_abort: ended here (stop string, fault), not yet in the
+    engine."""
 
     request_outputs: list[RequestOutput] = field(default_factory=list)
     reqs_to_abort: list[str] = field(default_factory=list)
@@ -190,7 +191,7 @@ class OutputProcessor:
         found = self._children.get(request_id) if internal else self._external.get(request_id)
         if found is None and request_id in self.request_states:
             found = [request_id]
-        return list(found or self._children.get(request_id, ()))
+        return list(found if found is not None else self._children.get(request_id, []))
 
     def _forget(self, state: RequestState) -> None:
         if self.request_states.pop(state.request_id, None) is None:

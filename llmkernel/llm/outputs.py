@@ -48,11 +48,11 @@ class CompletionOutput:
 class RequestOutput:
     """What is known, or what is new, of one request: see SamplingParams.output_kind.
 
-    request_id: the id that the user gave or got. prompt: text, None if token ids were given. outputs: the answers that
-    this output has something to say about, by index. finished: no more outputs will come for this request.
-    metrics: times and counts of the newest answer in `outputs`. num_cached_tokens: prompt tokens taken from the prefix cache.
-    sampling_params: as they were sent: max_tokens and the effective seed filled in.
-    Always true in a boolean context, empty text or not.
+    request_id: the id that the user gave or got. prompt: text, None if token ids were given. outputs: the answers
+    that this output has something to say about, by index. finished: no more outputs will come for this request.
+    metrics: times and counts of the newest answer in `outputs`. num_cached_tokens: prompt tokens taken from the
+    prefix cache. sampling_params: as they were sent: max_tokens and the effective seed filled in. Always true in a
+    boolean context, empty text or not.
     """
 
     request_id: str

@@ -12,8 +12,8 @@ __all__ = ["ParentRequest"]
 class ParentRequest:
     """Makes the n children of a request and puts their answers together.
 
-    Child i has the id "{i}_{parent id}", n = 1 and the seed of the parent + i. Streaming kinds pass each child's output on
-    with its index; FINAL_ONLY waits for all of them. request_id: internal; external_req_id: the user's.
+    Child i has the id "{i}_{parent id}", n = 1 and the seed of the parent + i. Streaming kinds pass each child's
+    output on with its index; FINAL_ONLY waits for all of them. request_id: internal; external_req_id: the user's.
     """
 
     def __init__(self, request: EngineCoreRequest) -> None:

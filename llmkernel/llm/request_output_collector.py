@@ -13,9 +13,10 @@ class RequestOutputCollector:
     """Hands outputs of one request from whoever processes them to its one consumer; never sent to the engine.
 
     Holds one output: a later one merges into it (deltas join, others replace), so a slow consumer costs no memory and
-    loses nothing. An exception waits behind the output that was there before it, so text that came is not lost.
-    Bound to no loop: `put` may be called from any thread, `get` is awaited on the consumer's loop, `get_nowait` needs none.
-    `request_id` is the internal id (the parent's, when n > 1); `sampling_params` are those in effect, once it is submitted.
+    loses nothing. An exception waits behind the output that was there before it, so text that came is not lost. Bound
+    to no loop: `put` may be called from any thread, `get` is awaited on the consumer's loop, `get_nowait` needs none.
+    `request_id` is the internal id (the parent's, when n > 1); `sampling_params` are those in effect, once it is
+    submitted.
     """
 
     __slots__ = (
@@ -41,6 +42,11 @@ class RequestOutputCollector:
         self._waiter_thread = 0
         self._lock = threading.Lock()
 
+    @property
+    def has_item(self) -> bool:
+        """Whether `get_nowait` would find something."""
+        return self._output is not None or self._exception is not None
+
     def put(self, item: RequestOutput | BaseException) -> None:
         """Deliver an output, or the exception that ends the stream. Never blocks."""
         with self._lock:
@@ -58,7 +64,7 @@ class RequestOutputCollector:
         """The next output; raises the exception that was put."""
         while True:
             with self._lock:
-                if self._output is not None or self._exception is not None:
+                if self.has_item:
                     return self._take()
                 if self._waiter is not None and not self._waiter.done():
                     raise RuntimeError("Two tasks read the same request; give each its own request.")
@@ -69,7 +75,7 @@ class RequestOutputCollector:
     def get_nowait(self) -> RequestOutput | None:
         """The next output, None if there is none yet; raises the exception that was put."""
         with self._lock:
-            return self._take() if self._output is not None or self._exception is not None else None
+            return self._take() if self.has_item else None
 
     def _take(self) -> RequestOutput:
         output, self._output = self._output, None

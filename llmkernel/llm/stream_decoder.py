@@ -24,8 +24,8 @@ class StreamDecoder:
     Invariant: with T(ids) the tokenizer's decode, T(prompt + output) == T(prompt) + the pieces, joined with flush(). A
     character that the prompt's last token leaves open belongs to the output; nothing else of the prompt does.
 
-    A piece never ends in half a character. Where a tokenizer falls back to byte tokens, its decoder turns a whole run of
-    them into U+FFFD if one is wrong, so a run is delivered when it ends (or is long).
+    A piece never ends in half a character. Where a tokenizer falls back to byte tokens, its decoder turns a whole run
+    of them into U+FFFD if one is wrong, so a run is delivered when it ends (or is long).
     """
 
     __slots__ = ("_backend", "_byte_ids", "_context", "_junk", "_pending", "_run", "_skip", "_skipped_ids", "_stream")

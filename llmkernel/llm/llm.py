@@ -1,0 +1,331 @@
+"""LLM: prompts in, answers out, in blocking calls."""
+
+import itertools
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+from llmkernel.config import DEFAULT_MODEL, EngineArgs, format_bytes
+from llmkernel.errors import (
+    EngineDeadError,
+    GenerationInterrupted,
+    InvalidRequestError,
+    RequestFailedError,
+    UnsupportedFeatureError,
+)
+from llmkernel.llm.input_processor import ChatPrompt, PromptType
+from llmkernel.llm.llm_engine import LLMEngine
+from llmkernel.llm.outputs import RequestOutput
+from llmkernel.llm.request_output_collector import RequestOutputCollector
+from llmkernel.llm.tokenizer import Tokenizer
+from llmkernel.protocol.requests import LoRARequest
+from llmkernel.protocol.sampling_params import RequestOutputKind, SamplingParams
+
+__all__ = ["LLM"]
+
+
+class LLM:
+    """A model in an engine process of its own. `LLM(model, **engine_args)`; see EngineArgs for the options.
+
+    Loading blocks, and says in one line what memory the model takes (quiet=True: not). Works in scripts without a
+    __main__ guard, in notebook cells, and from several threads. Every call owns its requests: it returns the answers
+    to its own prompts in their order, and if it is interrupted it aborts its own.
+    """
+
+    def __init__(
+        self,
+        model: str = DEFAULT_MODEL,
+        *,
+        engine: object = None,
+        executor_class: str | None = None,
+        quiet: bool = False,
+        **engine_args: Any,
+    ) -> None:
+        if engine is not None:
+            raise UnsupportedFeatureError(
+                "engine= (sharing a running engine) is not built yet; leave it out, and LLM starts one of its own.",
+                parameter="engine",
+            )
+        args = EngineArgs.from_options(model, **engine_args)
+        self.llm_engine = LLMEngine(args, executor_class=executor_class)
+        self._step_lock = threading.Lock()
+        self._request_counter = itertools.count()
+        if not quiet and sys.stderr is not None:
+            sys.stderr.write(self._describe_memory() + "\n")
+
+    def generate(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+        lora_request: LoRARequest | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        priority: int | Sequence[int] = 0,
+    ) -> list[RequestOutput]:
+        """The answers to one or many prompts, all at once in the engine, in the order of the prompts.
+
+        sampling_params: for all, or one for each prompt; None = the model's own defaults. A request that failed alone
+        has finish_reason "error" and its reason as stop_reason. KeyboardInterrupt becomes GenerationInterrupted with
+        what there is of the answers in `.partial`; the engine goes on.
+        """
+        if use_tqdm:
+            raise UnsupportedFeatureError("use_tqdm is not built; use stream() to see progress.", parameter="use_tqdm")
+        return self._run(_as_list(prompts), sampling_params, lora_request, tokenization_kwargs, priority)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+        lora_request: LoRARequest | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: int | Sequence[int] = 0,
+    ) -> list[RequestOutput]:
+        """As `generate`, for one conversation [{"role": ..., "content": ...}, ...] or a list of them."""
+        if use_tqdm:
+            raise UnsupportedFeatureError("use_tqdm is not built; use stream() to see progress.", parameter="use_tqdm")
+        many = bool(messages) and isinstance(messages, Sequence) and not isinstance(messages[0], Mapping)
+        chats = [
+            ChatPrompt(
+                messages=conversation,  # type: ignore[arg-type]  # checked when it is rendered
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                tools=tools,
+                documents=documents,
+                variables=chat_template_kwargs,
+            )
+            for conversation in (messages if many else [messages])
+        ]
+        return self._run(chats, sampling_params, lora_request, None, priority)
+
+    def stream(
+        self,
+        prompts: PromptType | ChatPrompt | Sequence[PromptType | ChatPrompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int | Sequence[int] = 0,
+    ) -> Iterator[RequestOutput]:
+        """Outputs as they come, of all prompts mixed; request_id is the prompt's position, as text.
+
+        Each holds what SamplingParams.output_kind says (default: the whole text so far). Leaving the loop early
+        aborts what is unfinished.
+        """
+        queues = self._submit(_as_list(prompts), sampling_params, None, None, priority)
+        running = dict(queues)
+        try:
+            while running:
+                found = False
+                for position, queue in list(running.items()):
+                    output = queue.get_nowait()
+                    if output is not None:
+                        found = True
+                        if output.finished:
+                            del running[position]
+                        output.request_id = str(position)
+                        yield output
+                if running and not found:
+                    self._step(list(running.values()))
+        finally:
+            self._abort(running.values())
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """vLLM's defaults, with what the model's generation_config says."""
+        return self.llm_engine.input_processor.default_sampling_params()
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        return self.llm_engine.get_tokenizer()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False if blocks are in use."""
+        return self.llm_engine.reset_prefix_cache()
+
+    def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call `method` on every worker; one result per worker."""
+        return self.llm_engine.collective_rpc(method, timeout, args, kwargs)
+
+    def shutdown(self, timeout: float = 5.0) -> int:
+        """End the engine; idempotent. Returns the bytes of memory that its process held."""
+        return self.llm_engine.shutdown(timeout)
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def beam_search(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("beam_search")
+
+    def encode(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("encode")
+
+    def embed(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("embed")
+
+    def classify(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("classify")
+
+    def reward(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("reward")
+
+    def score(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("score")
+
+    def _run(
+        self,
+        prompts: Sequence[PromptType | ChatPrompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        lora_request: LoRARequest | None,
+        tokenization_kwargs: Mapping[str, Any] | None,
+        priority: int | Sequence[int],
+    ) -> list[RequestOutput]:
+        final = [_final_only(params) for params in self._one_each("sampling_params", sampling_params, len(prompts))]
+        queues: dict[int, RequestOutputCollector] = {}
+        answers: dict[int, RequestOutput] = {}
+        try:
+            queues = self._submit(prompts, final, lora_request, tokenization_kwargs, priority)
+            while len(answers) < len(queues):
+                self._step([queue for position, queue in queues.items() if position not in answers])
+                for position in queues.keys() - answers.keys():
+                    output = _take(queues[position])
+                    if output is not None:
+                        answers[position] = output
+            return [answers[position] for position in range(len(prompts))]
+        except KeyboardInterrupt as interrupt:
+            self._abort(queue for position, queue in queues.items() if position not in answers)
+            raise GenerationInterrupted(
+                f"Generation interrupted: {len(answers)} of {len(prompts)} answers were finished; see .partial.",
+                partial=[answers.get(at) or _last_output(queues.get(at)) for at in range(len(prompts))],
+            ) from interrupt
+        except EngineDeadError as error:
+            error.partial = [answers.get(at) or _last_output(queues.get(at)) for at in range(len(prompts))]
+            raise
+        except BaseException:
+            self._abort(queue for position, queue in queues.items() if position not in answers)
+            raise
+
+    def _submit(
+        self,
+        prompts: Sequence[PromptType | ChatPrompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        lora_request: LoRARequest | None,
+        tokenization_kwargs: Mapping[str, Any] | None,
+        priority: int | Sequence[int],
+    ) -> dict[int, RequestOutputCollector]:
+        """Position -> queue. If one prompt is refused, those before it are aborted."""
+        each = self._one_each("sampling_params", sampling_params, len(prompts))
+        priorities = [priority] * len(prompts) if isinstance(priority, int) else list(priority)
+        if len(priorities) != len(prompts):
+            raise InvalidRequestError(
+                f"priority has {len(priorities)} items for {len(prompts)} prompts; give one for each, or one for all.",
+                parameter="priority",
+            )
+        queues: dict[int, RequestOutputCollector] = {}
+        try:
+            for position, (prompt, params) in enumerate(zip(prompts, each, strict=True)):
+                queue = RequestOutputCollector(params.output_kind)
+                queues[position] = queue
+                with self._step_lock:
+                    self.llm_engine.add_request(
+                        str(next(self._request_counter)),
+                        prompt,
+                        params,
+                        lora_request=lora_request,
+                        tokenization_kwargs=tokenization_kwargs,
+                        priority=priorities[position],
+                        queue=queue,
+                    )
+        except BaseException:
+            self._abort(queues.values())
+            raise
+        return queues
+
+    def _one_each(
+        self, name: str, params: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        if params is None:
+            params = self.get_default_sampling_params()
+        if isinstance(params, Sequence):
+            if len(params) != count:
+                raise InvalidRequestError(
+                    f"{name} has {len(params)} items for {count} prompts; give one for each, or one for all.",
+                    parameter=name,
+                )
+            return list(params)
+        return [params] * count
+
+    def _step(self, queues: Sequence[RequestOutputCollector]) -> None:
+        """Wait for the engine's next message, unless another thread has brought something for these queues meanwhile."""
+        with self._step_lock:
+            if not any(queue.has_item for queue in queues):
+                self.llm_engine.step()
+
+    def _abort(self, queues: Any) -> None:
+        ids = [queue.request_id for queue in queues if queue.request_id]
+        if ids:
+            with self._step_lock:
+                self.llm_engine.abort_request(ids, internal=True)
+
+    def _describe_memory(self) -> str:
+        facts = self.llm_engine.facts
+        return (
+            f"llmkernel: {facts.model.name} takes {format_bytes(facts.model.weights_bytes)} for weights and"
+            f" {format_bytes(facts.kv_cache_bytes)} for {facts.kv_cache_size_tokens} tokens of KV cache, in process"
+            f" {facts.pid}, until shutdown()."
+        )
+
+
+def _as_list(prompts: Any) -> list[Any]:
+    """One prompt or many: a str, a dict and a list of ints are one."""
+    if isinstance(prompts, (str, Mapping, ChatPrompt)):
+        return [prompts]
+    try:
+        items = list(prompts)
+    except TypeError as error:
+        raise InvalidRequestError(
+            f"prompts must be a prompt or a list of prompts, not {type(prompts).__name__}.", parameter="prompts"
+        ) from error
+    return [items] if items and all(isinstance(item, int) for item in items) else items
+
+
+def _final_only(params: SamplingParams) -> SamplingParams:
+    if not isinstance(params, SamplingParams):
+        return params  # refused by name when it is submitted
+    params = params.clone()
+    params.output_kind = RequestOutputKind.FINAL_ONLY
+    return params
+
+
+def _take(queue: RequestOutputCollector) -> RequestOutput | None:
+    """The answer, if it is there; a request whose processing failed says so in its answer, and the others go on."""
+    try:
+        return queue.get_nowait()
+    except RequestFailedError as error:
+        if not isinstance(error.partial, RequestOutput):
+            raise
+        return error.partial
+
+
+def _last_output(queue: RequestOutputCollector | None) -> RequestOutput | None:
+    """What a request that is over said last; None if there is nothing."""
+    try:
+        return queue.get_nowait() if queue is not None else None
+    except (EngineDeadError, RequestFailedError) as error:
+        return error.partial if isinstance(error.partial, RequestOutput) else None
+
+
+def _refuse(name: str) -> NoReturn:
+    raise UnsupportedFeatureError(f"{name} is not built yet; use generate, chat or stream.", parameter=name)
