@@ -66,8 +66,10 @@ class AsyncLLM:
     # Starting and ending.
 
     async def ready(self) -> EngineCoreReadyResponse:
-        """Wait until the engine takes requests. EngineStartupError says why it did not; cancelling this ends the wait
-        only."""
+        """Wait until the engine takes requests; EngineStartupError says why it did not.
+
+        Cancelling this ends the wait, not the load.
+        """
         self._check_loop()
         if self._ready_task is None:
             # an empty context: what the load prints or logs belongs to no notebook cell
@@ -340,8 +342,8 @@ class AsyncLLM:
             self._loop = loop
         elif self._loop is not loop:
             raise UnsupportedFeatureError(
-                "This AsyncLLM belongs to another event loop, and a client serves one loop: make another AsyncLLM in this"
-                " loop, or do all the work inside one asyncio.run.",
+                "This AsyncLLM belongs to another event loop, and a client serves one loop: make another AsyncLLM in"
+                " this loop, or do all the work inside one asyncio.run.",
                 parameter="loop",
             )
 

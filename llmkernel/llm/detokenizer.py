@@ -1,5 +1,4 @@
-"""IncrementalDetokenizer: the ids and the text of one answer as they grow, and the stop strings in it (engine.md
-B.9)."""
+"""IncrementalDetokenizer: ids and text of one answer as they grow, and the stop strings in it (engine.md B.9)."""
 
 from collections.abc import Sequence
 

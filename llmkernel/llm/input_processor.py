@@ -83,7 +83,10 @@ class InputProcessor:
     def tokenize(
         self, prompt: PromptType | ChatPrompt, tokenization_kwargs: Mapping[str, Any] | None = None
     ) -> TokenizedPrompt:
-        """The prompt's ids. tokenization_kwargs: add_special_tokens (True), truncate_prompt_tokens (keep the last N)."""
+        """The prompt's ids.
+
+        tokenization_kwargs: add_special_tokens (True), truncate_prompt_tokens (keep the last N).
+        """
         if isinstance(prompt, ChatPrompt):
             return self.render_chat(prompt)
         options = dict(tokenization_kwargs or {})
@@ -152,8 +155,7 @@ class InputProcessor:
         priority: int = 0,
         data_parallel_rank: int | None = None,
     ) -> EngineCoreRequest:
-        """The request as it is sent: internal id, max_tokens, seed and stop ids filled in. Changes nothing it was
-        given."""
+        """The request as it is sent: internal id, max_tokens, seed and stop ids filled in; `params` stays as it is."""
         params = self._check_features(params, lora_request, trace_headers, priority, data_parallel_rank)
         self._check_prompt(prompt.token_ids)
         self._check_params(params)
@@ -249,8 +251,8 @@ class InputProcessor:
             raise InvalidRequestError("The prompt is empty; give at least one token.", parameter="prompt")
         if len(ids) >= limit:
             raise InvalidRequestError(
-                f"The prompt has {len(ids)} tokens, and the model takes {limit} with at least one of the answer; shorten"
-                f" it to {limit - 1}, or load the model with a larger max_model_len.",
+                f"The prompt has {len(ids)} tokens, and the model takes {limit} with at least one of the answer;"
+                f" shorten it to {limit - 1}, or load the model with a larger max_model_len.",
                 parameter="prompt",
             )
         if pool and len(ids) >= pool:

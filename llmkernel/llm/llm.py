@@ -268,7 +268,7 @@ class LLM:
         return [params] * count
 
     def _step(self, queues: Sequence[RequestOutputCollector]) -> None:
-        """Wait for the engine's next message, unless another thread has brought something for these queues meanwhile."""
+        """Wait for the engine's next message, unless another thread has brought something for these queues."""
         with self._step_lock:
             if not any(queue.has_item for queue in queues):
                 self.llm_engine.step()

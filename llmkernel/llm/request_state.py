@@ -81,7 +81,7 @@ class RequestState:
         )
 
     def take(self, output: EngineCoreOutput) -> tuple[FinishReason | None, int | str | None]:
-        """Take in a step's tokens; why the answer ends, if it does: the engine's reason or a stop string in the text."""
+        """Take in a step's tokens; why the answer ends, if it does: the engine's reason, or a stop string."""
         if output.prefill_stats is not None:
             self.num_cached_tokens = output.prefill_stats.num_cached_tokens
         before = len(self.detokenizer.token_ids)

@@ -60,7 +60,7 @@ class RequestStateStats:
 
 @dataclass(slots=True)
 class FinishedRequestStats:
-    """What a request took, once it is finished. Seconds; e2e is wall clock from arrival, the rest the engine's clock."""
+    """What a request took, in seconds: e2e_latency by the wall clock from arrival, the rest by the engine's clock."""
 
     finish_reason: FinishReason
     e2e_latency: float = 0.0

@@ -42,7 +42,7 @@ class StreamDecoder:
         self._prime(prompt_ids)
 
     def push(self, token_id: int) -> str:
-        """The text that this token completes; "" while a character is open, and for a special token that is left out."""
+        """The text that this token completes; "" while a character is open, and for a skipped special token."""
         if token_id in self._skipped_ids:
             return ""
         self._pending.append(token_id)
