@@ -16,6 +16,7 @@ __all__ = [
     "COORDINATOR_INDEX",
     "EEP_NOTIFICATION_CALL_ID",
     "ENGINE_CORE_DEAD",
+    "ENGINE_FAULT_CALL_ID",
     "EngineCoreEvent",
     "EngineCoreEventType",
     "EngineCoreOutput",
@@ -32,6 +33,9 @@ ENGINE_CORE_DEAD = b"ENGINE_CORE_DEAD"
 
 EEP_NOTIFICATION_CALL_ID = -1
 """Reserved utility call id: a one-sided notification, never in the registry of pending calls."""
+
+ENGINE_FAULT_CALL_ID = -2
+"""Reserved utility call id: the failure that ends the engine, sent just before ENGINE_CORE_DEAD."""
 
 COORDINATOR_INDEX = -1
 """client_index that means the data-parallel coordinator, not a client."""

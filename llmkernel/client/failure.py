@@ -1,0 +1,95 @@
+"""What is known about an engine's end, and the exceptions that say it: a fresh one for every waiter."""
+
+import dataclasses
+
+from llmkernel.client.hints import describe_exit, hint_for
+from llmkernel.errors import EngineDeadError, EngineStartupError
+from llmkernel.protocol.handshake import StartupFailed
+from llmkernel.protocol.outputs import UtilityFailure
+
+__all__ = ["EngineDeath", "StartupFailure"]
+
+_SHOWN_LINES = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineDeath:
+    """Why the engine is not there any more.
+
+    by_owner: it was shut down from this side. exitcode: as Popen's; None if it is not known yet, or the engine is not
+    our process. fault: the exception that ended it, if it said so.
+    """
+
+    by_owner: bool = False
+    exitcode: int | None = None
+    fault: UtilityFailure | None = None
+    log_tail: str = ""
+
+    def error(self) -> EngineDeadError:
+        return EngineDeadError(
+            self._message(),
+            exitcode=self.exitcode,
+            remote_traceback=self.fault.traceback if self.fault else "",
+            log_tail=self.log_tail,
+        )
+
+    def _message(self) -> str:
+        if self.by_owner:
+            return "The engine was shut down; load the model again."
+        if self.fault is not None:
+            hint = hint_for(None, self.fault.type, self.fault.message)
+            return _join(f"The engine died of {self.fault.type}: {self.fault.message}", hint, "Load the model again.")
+        first = f"The engine died: its process {describe_exit(self.exitcode)}."
+        message = _join(first, hint_for(self.exitcode, _last(self.log_tail)), "Load the model again.")
+        return message + _quote_log(self.log_tail)
+
+
+@dataclasses.dataclass(frozen=True)
+class StartupFailure:
+    """Why the engine did not become ready. stage: the last one that it reported. reported: its own exception."""
+
+    stage: str = ""
+    reported: StartupFailed | None = None
+    exitcode: int | None = None
+    log_tail: str = ""
+    by_owner: bool = False
+
+    def error(self) -> EngineStartupError:
+        reported = self.reported
+        return EngineStartupError(
+            self._message(),
+            remote_type=reported.type if reported else "",
+            remote_traceback=reported.traceback if reported else "",
+            log_tail=self.log_tail,
+        )
+
+    def _message(self) -> str:
+        if self.by_owner:
+            return "The engine was shut down while it was loading; load the model again."
+        if self.reported is not None:
+            cause = self.reported.message or self.reported.type
+            if self.reported.type in _OWN_ERRORS:
+                return f"The engine did not start: {cause}"
+            return _join(
+                f"The engine did not start: {self.reported.type}: {cause}",
+                hint_for(None, f"{self.reported.type}: {cause}"),
+            )
+        where = f" in stage '{self.stage}'" if self.stage else ""
+        first = f"The engine did not start: its process {describe_exit(self.exitcode)}{where}."
+        return _join(first, hint_for(self.exitcode, _last(self.log_tail))) + _quote_log(self.log_tail)
+
+
+_OWN_ERRORS = frozenset({"InvalidRequestError", "UnsupportedFeatureError", "LLMKernelError"})
+"""Errors of ours, whose message says already what to change."""
+
+
+def _join(*sentences: str) -> str:
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _last(log: str) -> str:
+    return "\n".join(log.splitlines()[-_SHOWN_LINES:])
+
+
+def _quote_log(log: str) -> str:
+    return f"\nLast lines of its log:\n{_last(log)}" if log.strip() else ""

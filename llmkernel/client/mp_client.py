@@ -1,0 +1,169 @@
+"""MPClient: what the sync and the async client share. It starts the engine process and owns the sockets."""
+
+import os
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from llmkernel.client.engine_core_client import EngineCoreClient
+from llmkernel.client.failure import StartupFailure
+from llmkernel.client.process import EngineProcess
+from llmkernel.client.resources import BackgroundResources
+from llmkernel.client.startup import ProgressCallback, Startup
+from llmkernel.client.utility_calls import UtilityCalls
+from llmkernel.config import EngineArgs
+from llmkernel.errors import EngineDeadError, EngineStartupError
+from llmkernel.protocol.handshake import EngineAddresses, EngineCoreReadyResponse, EngineHandshakeMetadata, Progress
+from llmkernel.protocol.outputs import EngineCoreOutputs
+from llmkernel.protocol.pending import PendingMessages
+from llmkernel.protocol.requests import EngineCoreRequestType, engine_identity
+from llmkernel.protocol.run_directory import RunDirectory, sweep_dead
+from llmkernel.protocol.serial import MsgpackDecoder, MsgpackEncoder
+from llmkernel.protocol.transport import make_zmq_socket
+
+__all__ = ["MPClient"]
+
+OUTPUT_HWM = 64
+"""Messages that may wait in the output socket; then the engine merges what comes (design D9)."""
+
+
+class MPClient(EngineCoreClient):
+    """A client of one engine process, which it starts at once and without blocking, and ends in `shutdown`.
+
+    executor_class: import path "module:Class" for the engine; None = the real one. client_addresses: {"input_address",
+    "output_address"} to bind for an engine that somebody else starts and that connects to `client_count` clients, this
+    one being number client_index; the engine process is then not ours (`process` is None).
+
+    resources: everything to give back; its finaliser stands before anything can fail.
+    """
+
+    def __init__(
+        self,
+        asyncio_mode: bool,
+        args: EngineArgs,
+        executor_class: str | None = None,
+        log_stats: bool = True,
+        client_addresses: Mapping[str, str] | None = None,
+        client_index: int = 0,
+        client_count: int = 1,
+    ) -> None:
+        self.args = args
+        self.log_stats = log_stats
+        self.client_index = client_index
+        self.client_count = client_count
+        self.core_engine = engine_identity(0)
+        self.encoder = MsgpackEncoder()
+        self.decoder = MsgpackDecoder(EngineCoreOutputs)
+        self.utility_results = UtilityCalls()
+        self.pending_messages = PendingMessages()
+        ctx: zmq.Context[Any] = zmq.Context()
+        self.resources = BackgroundResources(ctx)
+        self._finalizer = weakref.finalize(self, self.resources)
+        success = False
+        try:
+            socket_ctx = zmq.asyncio.Context(ctx) if asyncio_mode else ctx
+            metadata = None
+            if client_addresses is None:
+                metadata = self._bind_own(socket_ctx, args, executor_class)
+            else:
+                self._bind(socket_ctx, client_addresses["input_address"], client_addresses["output_address"])
+            self.startup = Startup(self.core_engine, metadata)
+            if metadata is not None:
+                self._start_engine()
+            success = True
+        finally:
+            if not success:
+                self._finalizer()
+
+    @property
+    def input_socket(self) -> Any:
+        """ROUTER, bound: to the engine."""
+        return self._open(self.resources.input_socket)
+
+    @property
+    def output_socket(self) -> Any:
+        """PULL, bound: from the engine."""
+        return self._open(self.resources.output_socket)
+
+    @property
+    def process(self) -> EngineProcess | None:
+        return self.resources.process
+
+    @property
+    def ready_response(self) -> EngineCoreReadyResponse | None:
+        """What the engine said of itself, once it is ready."""
+        return self.startup.response if self.startup.done else None
+
+    @property
+    def engine_dead(self) -> bool:
+        return self.resources.engine_dead
+
+    @property
+    def dead_error(self) -> EngineDeadError | None:
+        return self.resources.dead_error() if self.resources.engine_dead else None
+
+    def add_progress_callback(self, callback: ProgressCallback) -> None:
+        """Call `callback(Progress)` at every stage of the load (handshake.STAGES), on the loop or thread that waits."""
+        self.startup.add_progress_callback(callback)
+
+    def ensure_alive(self) -> None:
+        """EngineDeadError if the engine is dead, or belongs to another process (we were forked)."""
+        if os.getpid() != self.resources.owner_pid:
+            raise EngineDeadError(
+                f"The engine belongs to process {self.resources.owner_pid}; a forked child cannot use it. "
+                "Load the model in this process."
+            )
+        if self.resources.process_exited and not self.resources.engine_dead:
+            self.resources.record_death()
+        if self.resources.engine_dead:
+            raise self.resources.dead_error()
+
+    def startup_error(self) -> EngineStartupError:
+        """Why the engine did not become ready: a fresh exception."""
+        process, progress = self.resources.process, self.startup.last_progress
+        return StartupFailure(
+            stage=progress.stage if progress else "",
+            reported=self.startup.reported,
+            exitcode=process.exitcode if process else None,
+            log_tail=process.log_tail() if process else "",
+            by_owner=self.startup.given_up,
+        ).error()
+
+    def shutdown(self, timeout: float = 5.0) -> int:
+        """End the engine and give everything back; from any thread, idempotent, in `timeout` seconds or a little more.
+
+        Everybody who waits gets an EngineDeadError. Returns the bytes of memory that the engine held.
+        """
+        self._finalizer.detach()
+        return self.resources.close(timeout)
+
+    def _bind_own(
+        self, ctx: "zmq.Context[Any]", args: EngineArgs, executor_class: str | None
+    ) -> EngineHandshakeMetadata:
+        sweep_dead()
+        run = self.resources.run_directory = RunDirectory()
+        addresses = EngineAddresses([run.address("in0")], [run.address("out0")])
+        self._bind(ctx, addresses.inputs[0], addresses.outputs[0])
+        self.resources.handshake_socket = make_zmq_socket(ctx, run.address("hs"), zmq.ROUTER, linger=0)
+        return EngineHandshakeMetadata(addresses, args, executor_class)
+
+    def _bind(self, ctx: "zmq.Context[Any]", input_address: str, output_address: str) -> None:
+        self.resources.input_socket = make_zmq_socket(ctx, input_address, zmq.ROUTER, linger=0)
+        self.resources.output_socket = make_zmq_socket(ctx, output_address, zmq.PULL, linger=0, hwm=OUTPUT_HWM)
+
+    def _start_engine(self) -> None:
+        run = self.resources.run_directory
+        assert run is not None
+        self.startup.progress(Progress("spawned"))
+        self.resources.watch_process(EngineProcess(run.address("hs"), run))
+
+    def _open(self, socket: Any) -> Any:
+        self.ensure_alive()
+        return socket
+
+    def _encode(self, request_type: EngineCoreRequestType, request: Any) -> tuple[Any, ...]:
+        """The frames of a message, without the engine's identity."""
+        return (request_type.value, *self.encoder.encode(request))

@@ -1,0 +1,156 @@
+"""BackgroundResources: everything that a client must give back, in one object that does not know the client.
+
+It is the client's finaliser (weakref.finalize), so it works when the client is shut down, collected, or still there
+when the interpreter ends; and it does nothing in a forked child.
+"""
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+
+from llmkernel.client.failure import EngineDeath
+from llmkernel.client.process import EngineProcess
+from llmkernel.errors import EngineDeadError
+from llmkernel.logger import init_logger
+from llmkernel.protocol.outputs import ENGINE_CORE_DEAD, UtilityFailure
+from llmkernel.protocol.run_directory import RunDirectory
+
+__all__ = ["BackgroundResources"]
+
+logger = init_logger(__name__)
+
+FINALIZER_TIMEOUT = 2.0
+"""Seconds that the engine gets to leave when nobody called shutdown()."""
+
+_LOOP_WAIT = 0.2
+_DEAD_FRAME = ENGINE_CORE_DEAD
+
+
+class BackgroundResources:
+    """Owns context, sockets, tasks, process and run directory of one client. `close` gives all back, once.
+
+    engine_dead: true as soon as the engine's end is known, whoever caused it. closing: it was us. The client's mode
+    sets three hooks, which must not hold the client: on_exit, called on the monitor thread when the process ends by
+    itself; on_release, to fail everybody who waits; on_close, before the sockets are closed. The last two run where the
+    sockets may be touched.
+    """
+
+    def __init__(self, ctx: "zmq.Context[Any]") -> None:
+        self.owner_pid = os.getpid()
+        self.ctx = ctx
+        self.run_directory: RunDirectory | None = None
+        self.process: EngineProcess | None = None
+        self.input_socket: Any = None  # zmq.Socket, or its asyncio kind
+        self.output_socket: Any = None
+        self.handshake_socket: Any = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.on_exit: Callable[[], None] = lambda: None
+        self.on_release: Callable[[], None] = lambda: None
+        self.on_close: Callable[[], None] = lambda: None
+        self.engine_dead = False
+        self.closing = False
+        self.bytes_given_back = 0
+        self._death = EngineDeath()
+        self._close_lock = threading.Lock()
+        self._sockets_closed = threading.Event()
+
+    def __call__(self) -> None:
+        """The finaliser."""
+        self.close(FINALIZER_TIMEOUT)
+
+    # The engine's end.
+
+    @property
+    def process_exited(self) -> bool:
+        return self.process is not None and self.process.exitcode is not None
+
+    def validate_alive(self, frames: "Sequence[Any]") -> None:
+        """EngineDeadError if `frames` is the one frame ENGINE_CORE_DEAD."""
+        if len(frames) == 1 and len(frames[0]) == len(_DEAD_FRAME) and bytes(frames[0]) == _DEAD_FRAME:
+            self.engine_dead = True
+            raise self.dead_error()
+
+    def record_fault(self, fault: UtilityFailure) -> None:
+        """The engine said what ends it."""
+        self._death = EngineDeath(fault=fault)
+
+    def record_death(self) -> None:
+        """Nothing will come from the engine any more; what is known of its end is kept for every waiter."""
+        self.engine_dead = True
+        if self.process is not None and not self._death.by_owner:
+            self._death = EngineDeath(
+                exitcode=self.process.exitcode, fault=self._death.fault, log_tail=self.process.log_tail()
+            )
+
+    def dead_error(self) -> EngineDeadError:
+        """A fresh exception that says how the engine ended."""
+        return self._death.error()
+
+    def watch_process(self, process: EngineProcess) -> None:
+        self.process = process
+        process.add_exit_callback(self._on_process_exit)
+
+    def _on_process_exit(self, process: EngineProcess) -> None:
+        if not self.closing:
+            self.on_exit()
+
+    # Giving back.
+
+    def close(self, timeout: float) -> int:
+        """End the engine and give everything back; from any thread, idempotent. Returns the bytes it held."""
+        if os.getpid() != self.owner_pid:
+            return 0
+        with self._close_lock:
+            if self.closing:
+                return self.bytes_given_back
+            if not self.engine_dead:
+                self._death = EngineDeath(by_owner=True)
+            self.closing = self.engine_dead = True
+            self._run_where_sockets_live(self.on_release)
+            if self.process is not None:
+                self.bytes_given_back = self.process.shutdown(timeout)
+            if not self._run_where_sockets_live(self._close_sockets):
+                self._sockets_closed.wait(_LOOP_WAIT)
+            if self.run_directory is not None:
+                self.run_directory.close()
+            return self.bytes_given_back
+
+    def _run_where_sockets_live(self, function: Callable[[], None]) -> bool:
+        """On the client's loop if that turns in another thread, else here and now; says whether it was now."""
+        loop = self.loop
+        if loop is not None and loop.is_running() and _running_loop() is not loop:
+            with contextlib.suppress(RuntimeError):  # it was closed this very moment
+                loop.call_soon_threadsafe(function)
+                return False
+        function()
+        return True
+
+    def _close_sockets(self) -> None:
+        self.on_close()
+        if self.loop is not None and not self.loop.is_closed():
+            for task in self.tasks.values():
+                task.cancel()
+        for socket in (self.input_socket, self.output_socket, self.handshake_socket):
+            if socket is not None:
+                socket.close(linger=0)
+        self.ctx.term()
+        self._sockets_closed.set()
+
+    def close_handshake(self) -> None:
+        """The start-up is over: nobody else has anything to say there."""
+        if self.handshake_socket is not None:
+            self.handshake_socket.close(linger=0)
+            self.handshake_socket = None
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -1,0 +1,77 @@
+"""The engine process: `python -P -m llmkernel.engine --handshake ADDRESS --run-dir PATH --parent-pid PID ...`.
+
+Started by llmkernel.client.process only. What ends this process (parent_watch, departure) stands before anything that
+takes time is imported.
+"""
+
+import argparse
+import faulthandler
+import logging
+import os
+import sys
+
+from llmkernel.engine.departure import Departure
+from llmkernel.engine.log_file import trim_log
+from llmkernel.engine.parent_watch import ParentWatch
+
+SWITCH_INTERVAL = 5e-5
+"""Seconds after which the I/O threads hand the GIL back to the busy loop (cpu.md section 6)."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = _parse(argv)
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    faulthandler.enable()
+    departure = Departure(options.parent_pid)
+    departure.install_signals()
+    watch = ParentWatch(
+        options.parent_pid, on_gone=departure.owner_is_gone, on_quit=departure.request, each_poll=trim_log
+    )
+    watch.start(death_signal=options.death_signal)
+    _configure_logging()
+    code = 1
+    try:
+        code = _serve(options, departure)
+    except SystemExit as left:  # SIGTERM while loading
+        code = left.code if isinstance(left.code, int) else 0
+    except Exception:  # the last word of this process goes to its log, then the exit code says the rest
+        logging.getLogger("llmkernel.engine").exception("The engine died.")
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        departure.exit(code)
+
+
+def _serve(options: argparse.Namespace, departure: Departure) -> int:
+    from llmkernel.protocol.run_directory import RunDirectory  # not before the guards stand
+
+    run = RunDirectory.join(options.run_dir)
+    departure.on_exit(run.close)
+    # The control channel's thread starts here, before the executor imports torch.
+    from llmkernel.engine.startup import run_engine
+
+    return run_engine(options.handshake, options.engine_index, os.getpid(), departure)
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="llmkernel.engine", description=__doc__)
+    parser.add_argument("--handshake", required=True, help="address of the owner's handshake socket")
+    parser.add_argument("--run-dir", required=True, help="run directory to hold")
+    parser.add_argument("--parent-pid", type=int, required=True, help="pid of the owner")
+    parser.add_argument("--engine-index", type=int, default=0)
+    parser.add_argument("--death-signal", action="store_true", help="the owner's main thread started us")
+    return parser.parse_args(argv)
+
+
+def _configure_logging() -> None:
+    """Everything goes to stderr, which is the log file."""
+    level = os.environ.get("LLMKERNEL_LOG_LEVEL", "INFO").upper()
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.getLevelNamesMapping().get(level, logging.INFO),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+
+
+if __name__ == "__main__":
+    main()
