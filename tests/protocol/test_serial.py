@@ -7,11 +7,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from llmkernel.protocol.run_directory import RunDirectory
 from llmkernel.protocol.serial import MsgpackDecoder, MsgpackEncoder, WireError
+from llmkernel.protocol.transport import make_zmq_socket
 
 
 class Holder(msgspec.Struct, array_like=True):
@@ -89,6 +92,22 @@ def test_decoding_a_large_array_copies_nothing() -> None:
     found = MsgpackDecoder(Holder).decode(frames).array
     assert np.shares_memory(found, np.frombuffer(frames[1], np.int64))
     assert not found.flags.writeable
+
+
+@pytest.mark.row("A-039", "A-038")
+def test_a_received_array_is_a_view_of_its_frame(ctx: zmq.Context, run: RunDirectory) -> None:
+    sent = np.arange(100_000, dtype=np.float64)
+    with (
+        make_zmq_socket(ctx, run.address("out0"), zmq.PULL) as pull,
+        make_zmq_socket(ctx, run.address("out0"), zmq.PUSH) as push,
+    ):
+        push.send_multipart(MsgpackEncoder().encode(Holder(sent)), copy=False)
+        frames = pull.recv_multipart(copy=False)
+        found = MsgpackDecoder(Holder).decode(frames).array
+        assert np.shares_memory(found, np.frombuffer(frames[1].buffer))
+        del frames
+    gc.collect()
+    np.testing.assert_array_equal(found, sent)  # the frame lives as long as its view
 
 
 @pytest.mark.parametrize("view", [lambda a: a[:, ::2], lambda a: a.T, np.asfortranarray, lambda a: a[::-1]])
