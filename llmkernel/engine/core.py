@@ -1,6 +1,8 @@
 """EngineCore: the engine without sockets. Add, abort, and `step()` = schedule, execute, update."""
 
+import contextlib
 import os
+import queue
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -60,6 +62,8 @@ class EngineCore:
 
     ready: what a client has to know; max_model_len is what the model, the options and the KV pool allow together.
     scheduler: to look at (statistics, checks); change it through the methods here.
+    aborts_queue: any thread may put request ids there, to end them between the forward that runs now and what it brings
+    (engine.md B.6-3). Ids that are not here yet are passed over, so `abort_requests` must follow in order.
     """
 
     def __init__(self, args: EngineArgs, executor: Executor, report: ReportProgress) -> None:
@@ -85,6 +89,7 @@ class EngineCore:
         self._pauses = PauseControl(self.scheduler)
         self._utilities = self._registered_utilities()
         self._step_time = 0.0
+        self.aborts_queue: queue.SimpleQueue[Sequence[str]] = queue.SimpleQueue()
         self.ready = self._describe(facts)
 
     # Requests.
@@ -152,11 +157,17 @@ class EngineCore:
         executor = self._running_executor()
         try:
             output = executor.execute_model(step)
+            self._take_early_aborts()
             self.scheduler.update_from_output(step, output)
         except Exception as error:  # whatever a step raises must cost its own requests only
             logger.exception("A step of %d requests failed", len(step.num_scheduled_tokens))
             self.scheduler.fail_step(step, _reason(error))
             executor.check_health()
+
+    def _take_early_aborts(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self.abort_requests(self.aborts_queue.get_nowait())
 
     # Utilities: what a client may call by name.
 

@@ -111,12 +111,19 @@ class EngineCoreProc:
             self._add(request)
         elif request_type is EngineCoreRequestType.ABORT:
             self.core.abort_requests(request)
+            self._forget_early_aborts()
         elif request_type is EngineCoreRequestType.UTILITY:
             self._call_utility(*request)
         elif request_type is EngineCoreRequestType.EXECUTOR_FAILED:
             raise RuntimeError(f"A part of the engine failed: {request}") from request
         elif request_type is EngineCoreRequestType.START_DP_WAVE:
             logger.warning("Ignored START_DP_WAVE: this engine is not data parallel.")
+
+    def _forget_early_aborts(self) -> None:
+        """Every one of them comes through the input queue too; a stale one must not meet a later request of that id."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self.core.aborts_queue.get_nowait()
 
     def _add(self, request: Any) -> None:
         if isinstance(request, RefusedRequest):
@@ -190,4 +197,6 @@ class EngineCoreProc:
         item = decoder.decode(frames)
         if item is None:
             return
+        if item[0] is EngineCoreRequestType.ABORT:
+            self.core.aborts_queue.put(item[1])  # looked at after the forward that runs now ...
         self.input_queue.put_nowait(item)  # ... and again in order, so that it cannot miss an ADD before it
