@@ -23,7 +23,7 @@ logger = init_logger(__name__)
 
 @dataclass(slots=True)
 class OutputProcessorOutput:
-    """request_outputs: of requests without a queue. reqs_to_abort: ended here (stop string, fault), not in the engine."""
+    """request_outputs: of requests without a queue. reqs_to_abort: ended here, by a stop string or a fault."""
 
     request_outputs: list[RequestOutput] = field(default_factory=list)
     reqs_to_abort: list[str] = field(default_factory=list)

@@ -66,7 +66,7 @@ class RequestOutput:
     num_cached_tokens: int | None = None
     kv_transfer_params: dict[str, Any] | None = None
     trace_headers: dict[str, str] | None = None
-    sampling_params: SamplingParams | None = None
+    sampling_params: SamplingParams | None = field(default=None, repr=False)
 
     @property
     def text(self) -> str:
