@@ -47,27 +47,26 @@ def chunk_maxima(rows: torch.Tensor) -> torch.Tensor:
     return torch.cat([maxima, rows[:, whole:].amax(-1, keepdim=True)], dim=1)
 
 
-def gather_chunks(rows: torch.Tensor, chunks: torch.Tensor) -> torch.Tensor:
-    """[rows, n, CHUNK]: the chunks [rows, n] of padded rows."""
-    per_row = rows.shape[1] // CHUNK
-    first = torch.arange(len(rows), device=rows.device).unsqueeze(-1) * per_row
-    return rows.view(-1, CHUNK).index_select(0, (first + chunks).flatten()).view(*chunks.shape, CHUNK)
+def gather_chunks(rows: torch.Tensor, chunks: torch.Tensor, size: int = CHUNK) -> torch.Tensor:
+    """[rows, n, size]: the chunks of that size, by their numbers [rows, n], of padded rows."""
+    first = torch.arange(len(rows), device=rows.device).unsqueeze(-1) * (rows.shape[1] // size)
+    return rows.view(-1, size).index_select(0, (first + chunks).flatten()).view(*chunks.shape, size)
 
 
-def exp_weights(logits: torch.Tensor, row_max: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
+def exp_weights(logits: torch.Tensor, row_max: torch.Tensor, inverse_temperatures: torch.Tensor) -> torch.Tensor:
     """exp((logits - row_max) / temperature), float32: unnormalised probabilities, 1 for the best token.
 
-    row_max, temperatures: float32, one per row, of a shape that broadcasts.
+    row_max, inverse_temperatures: float32, one per row, of shapes that broadcast.
     """
-    return torch.sub(logits, row_max).div_(temperatures).exp_()
+    return torch.sub(logits, row_max).mul_(inverse_temperatures).exp_()
 
 
-def chunk_masses(rows: torch.Tensor, row_max: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
-    """float64 [rows, chunks]: the sum of the exp_weights of each chunk of padded rows; row_max, temperatures: [rows, 1]."""
+def chunk_masses(rows: torch.Tensor, row_max: torch.Tensor, inverse_temperatures: torch.Tensor) -> torch.Tensor:
+    """float64 [rows, chunks]: the sums of exp_weights over the chunks of padded rows. The other two are [rows, 1]."""
     step = max(1, _BLOCK // rows.shape[1])
     masses = torch.empty((len(rows), rows.shape[1] // CHUNK), dtype=torch.float32, device=rows.device)
     for start in range(0, len(rows), step):
         block = slice(start, start + step)
-        weights = exp_weights(rows[block], row_max[block], temperatures[block])
+        weights = exp_weights(rows[block], row_max[block], inverse_temperatures[block])
         torch.sum(weights.unflatten(1, (-1, CHUNK)), -1, out=masses[block])
     return masses.to(torch.float64)

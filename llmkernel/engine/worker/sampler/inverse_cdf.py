@@ -12,16 +12,16 @@ __all__ = ["draw_from_all", "draw_from_some"]
 
 
 def draw_from_all(
-    rows: torch.Tensor, row_max: torch.Tensor, temperatures: torch.Tensor, uniforms: torch.Tensor
+    rows: torch.Tensor, row_max: torch.Tensor, inverse_temperatures: torch.Tensor, uniforms: torch.Tensor
 ) -> torch.Tensor:
-    """Token ids [rows] of padded rows. row_max (finite), temperatures: float32 [rows, 1]; uniforms: float64 [rows]."""
-    masses = chunk_masses(rows, row_max, temperatures)
+    """Token ids [rows] of padded rows. row_max (finite), inverse_temperatures: float32 [rows, 1]. uniforms: float64 [rows]."""
+    masses = chunk_masses(rows, row_max, inverse_temperatures)
     edges = masses.cumsum(-1)
     target = uniforms.unsqueeze(-1) * edges[:, -1:]
     chunk = _first_beyond(edges, target, masses)
     before = torch.where(chunk > 0, edges.gather(1, (chunk - 1).clamp_(min=0)), 0.0)
     logits = gather_chunks(rows, chunk).squeeze(1)
-    weights = exp_weights(logits, row_max, temperatures).to(torch.float64)
+    weights = exp_weights(logits, row_max, inverse_temperatures).to(torch.float64)
     inside = _first_beyond(weights.cumsum(-1), target - before, weights)
     return (chunk * CHUNK + inside).squeeze(-1)
 

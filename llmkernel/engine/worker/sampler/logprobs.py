@@ -1,5 +1,7 @@
 """Log-probabilities of chosen tokens and of the best alternatives: pure functions, for samples and prompts alike."""
 
+from typing import Literal
+
 import numpy as np
 import torch
 
@@ -7,28 +9,34 @@ from llmkernel.engine.worker.sampler.chunks import CHUNK, chunk_masses, chunk_ma
 from llmkernel.engine.worker.sampler.top_entries import top_entries
 from llmkernel.protocol.outputs import LogprobsLists
 
-__all__ = ["gather_logprobs"]
+__all__ = ["LogprobsMode", "gather_logprobs"]
+
+LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
+"""raw: of the model's logits. processed: of what was drawn from, after penalties, masks, temperature and truncation."""
 
 _BLOCK = 16
 """Rows at a time: bounds the memory that long prompts take."""
 
 
-def gather_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, count: int) -> LogprobsLists:
+def gather_logprobs(
+    logits: torch.Tensor, token_ids: torch.Tensor, count: int, *, normalise: bool = True
+) -> LogprobsLists:
     """LogprobsLists of `logits` [positions, vocab] (any float type, not changed) and of the int64 token ids chosen there.
 
     count: how many of the best follow the chosen token, larger first, lower id first among equals; 0 = none, the chosen
     token alone; -1 = the whole vocabulary, in order of ids. The rank of the chosen token is the number of entries with a
     value at least its own. For prompt logprobs, row i is what the model says after token i and token_ids[i] is token i + 1.
+    normalise False gives the logits themselves.
     """
     blocks = [
-        _gather_block(rows, chosen.unsqueeze(-1), count)
+        _gather_block(rows, chosen.unsqueeze(-1), count, normalise)
         for rows, chosen in zip(logits.split(_BLOCK), token_ids.split(_BLOCK), strict=True)
     ]
     ids, values, ranks = (torch.cat(parts).cpu().numpy() for parts in zip(*blocks, strict=True))
     return LogprobsLists(ids.astype(np.int32), values, ranks.astype(np.int32))
 
 
-def _gather_block(logits: torch.Tensor, chosen: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
+def _gather_block(logits: torch.Tensor, chosen: torch.Tensor, count: int, normalise: bool) -> tuple[torch.Tensor, ...]:
     rows = pad_rows(logits)
     maxima = chunk_maxima(rows)
     values = rows.gather(1, chosen)
@@ -40,6 +48,8 @@ def _gather_block(logits: torch.Tensor, chosen: torch.Tensor, count: int) -> tup
     elif count:
         best, best_ids = top_entries(rows, maxima, min(count, vocab_size))
         ids, values = torch.cat([ids, best_ids], dim=1), torch.cat([values, best], dim=1)
+    if not normalise:
+        return ids, values, ranks
     row_max = maxima.amax(-1, keepdim=True)
     masses = chunk_masses(rows, row_max, torch.ones_like(row_max)).sum(-1, keepdim=True)
     return ids, values - row_max - masses.log().float(), ranks

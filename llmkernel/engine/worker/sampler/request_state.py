@@ -52,7 +52,9 @@ class RequestState:
 def _truncation(params: SamplingParams, vocab_size: int) -> Truncation | None:
     if params.is_greedy:
         return None
-    return Truncation(params.temperature, params.top_k if params.top_k < vocab_size else 0, params.top_p, params.min_p)
+    return Truncation(
+        1 / params.temperature, params.top_k if params.top_k < vocab_size else 0, params.top_p, params.min_p
+    )
 
 
 def _penalties(params: SamplingParams, vocab_size: int, prompt_token_ids: list[int]) -> Penalties | None:

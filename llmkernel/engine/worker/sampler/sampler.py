@@ -6,6 +6,7 @@ import random
 import torch
 
 from llmkernel.engine.worker.sampler.chunks import Scratch
+from llmkernel.engine.worker.sampler.logprobs import LogprobsMode
 from llmkernel.engine.worker.sampler.request_state import RequestState
 from llmkernel.engine.worker.sampler.row import Row
 from llmkernel.engine.worker.sampler.step import SamplerStep
@@ -30,10 +31,18 @@ class Sampler:
     vocab_size: columns of the logits. default_seed: of requests that name none; None = a fresh seed for each.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device, *, default_seed: int | None = None) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        device: torch.device,
+        *,
+        default_seed: int | None = None,
+        logprobs_mode: LogprobsMode = "raw_logprobs",
+    ) -> None:
         self._vocab_size = vocab_size
         self._device = device
         self._default_seed = default_seed
+        self._logprobs_mode = logprobs_mode
         self._fresh = random.SystemRandom()
         self._requests: dict[str, RequestState] = {}
         self._scratch = Scratch(device)
@@ -73,7 +82,7 @@ class Sampler:
             Row(index, self._requests[req_id], output)
             for index, (req_id, output) in enumerate(zip(req_ids, output_token_ids, strict=True))
         ]
-        step = SamplerStep(logits, rows, self._scratch)
+        step = SamplerStep(logits, rows, self._scratch, self._logprobs_mode)
         step.run()
         return SamplerOutput(
             step.token_ids,

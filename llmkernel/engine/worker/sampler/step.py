@@ -8,9 +8,9 @@ from llmkernel.engine.worker.sampler.adjustments import apply_masks, shift_logit
 from llmkernel.engine.worker.sampler.chunks import Scratch, chunk_maxima, pad_rows
 from llmkernel.engine.worker.sampler.draws import uniforms
 from llmkernel.engine.worker.sampler.greedy import pick_best, pick_greedy
-from llmkernel.engine.worker.sampler.logprobs import gather_logprobs
+from llmkernel.engine.worker.sampler.logprobs import LogprobsMode, gather_logprobs
 from llmkernel.engine.worker.sampler.row import Row
-from llmkernel.engine.worker.sampler.truncation import draw_tokens
+from llmkernel.engine.worker.sampler.truncation import draw_tokens, processed_logits
 from llmkernel.protocol.outputs import LogprobsLists
 
 __all__ = ["SamplerStep"]
@@ -22,12 +22,14 @@ class SamplerStep:
     token_ids: by row, -1 for one that failed. errors: row -> the reason.
     """
 
-    def __init__(self, logits: torch.Tensor, rows: list[Row], scratch: Scratch) -> None:
+    def __init__(self, logits: torch.Tensor, rows: list[Row], scratch: Scratch, mode: LogprobsMode) -> None:
         self.token_ids = [-1] * len(rows)
         self.errors = {row.index: row.state.error for row in rows if row.state.error is not None}
         self._logits = logits
         self._rows = rows
         self._scratch = scratch
+        self._mode = mode
+        self._processed: dict[int, torch.Tensor] = {}
 
     def run(self) -> None:
         rows = [row for row in self._rows if row.index not in self.errors]
@@ -41,7 +43,7 @@ class SamplerStep:
             self._run_padded(others)
 
     def logprobs(self) -> dict[int, LogprobsLists]:
-        """Row -> logprobs of the raw logits, for the rows that ask for them and have a token."""
+        """Row -> logprobs, for the rows that ask for them and have a token."""
         asked = [row for row in self._rows if row.state.logprobs is not None and self.token_ids[row.index] >= 0]
         everything = [row for row in asked if row.state.logprobs == -1]
         return self._gather_logprobs([row for row in asked if row.state.logprobs != -1]) | self._gather_logprobs(
@@ -59,6 +61,8 @@ class SamplerStep:
         sound = self._sound(rows, maxima.amax(-1))
         greedy = [n for n in sound if rows[n].is_greedy]
         drawn = [n for n in sound if not rows[n].is_greedy]
+        if self._mode.startswith("processed"):
+            self._keep_processed([(rows[n], padded[n], maxima[n]) for n in sound])
         if greedy:
             self._store([rows[n] for n in greedy], pick_best(*_take(greedy, padded, maxima)))
         if drawn:
@@ -78,12 +82,22 @@ class SamplerStep:
         truncations = [row.state.truncation for row in rows if row.state.truncation is not None]
         self._store(rows, draw_tokens(padded, maxima, truncations, uniforms(keys, positions)))
 
+    def _keep_processed(self, rows: list[tuple[Row, torch.Tensor, torch.Tensor]]) -> None:
+        for row, logits, maxima in rows:
+            if row.state.logprobs is not None:
+                cut = row.state.truncation
+                self._processed[row.index] = logits if cut is None else processed_logits(logits, maxima, cut)
+
     def _gather_logprobs(self, rows: list[Row]) -> dict[int, LogprobsLists]:
         if not rows:
             return {}
         counts = [row.state.logprobs or 0 for row in rows]
         chosen = torch.tensor([self.token_ids[row.index] for row in rows], device=self._logits.device)
-        lists = gather_logprobs(self._select(rows), chosen, max(counts))
+        logits = self._select(rows)
+        if self._processed:
+            size = logits.shape[1]
+            logits = torch.stack([self._processed.get(row.index, logits[n])[:size] for n, row in enumerate(rows)])
+        lists = gather_logprobs(logits, chosen, max(counts), normalise=self._mode.endswith("logprobs"))
         return {row.index: _one_position(lists, n, counts[n]) for n, row in enumerate(rows)}
 
     def _sound(self, rows: list[Row], best: torch.Tensor) -> list[int]:

@@ -6,27 +6,32 @@ from llmkernel.engine.worker.sampler.chunks import CHUNK, gather_chunks
 
 __all__ = ["pack_keys", "sort_keys", "top_entries", "unpack_keys"]
 
+_PART = 16
+
 
 def top_entries(rows: torch.Tensor, maxima: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Values and int64 ids [rows, count] of the best entries of padded rows: larger first, lower id first among equals.
 
     maxima: their chunk_maxima. The `count` best lie in the `count` chunks with the best maxima (before anything in
-    another chunk come those maxima themselves, `count` of them), so only these are looked at.
+    another chunk come those maxima themselves, `count` of them). So chunks are narrowed down first, to ever smaller ones.
     """
-    everything = torch.arange(max(rows.shape[1], maxima.shape[1]), dtype=torch.int32, device=rows.device)
-    if maxima.shape[1] <= 2 * count:
-        keys = pack_keys(rows, everything[: rows.shape[1]].expand_as(rows))
-    else:
-        chunk_keys = pack_keys(maxima, everything[: maxima.shape[1]].expand_as(maxima))
-        _, chunks = unpack_keys(_largest(chunk_keys, count))
-        ids = chunks.int().unsqueeze(-1) * CHUNK + everything[:CHUNK]
-        keys = pack_keys(gather_chunks(rows, chunks).flatten(1), ids.flatten(1))
+    chunks, size = torch.arange(maxima.shape[1], device=rows.device).expand_as(maxima), CHUNK
+    if maxima.shape[1] > 2 * count:
+        chunks = _best_ids(maxima, chunks, count)
+        parts = CHUNK // _PART
+        part_maxima = gather_chunks(rows, chunks).unflatten(-1, (parts, _PART)).amax(-1).flatten(1)
+        chunks, size = _best_ids(part_maxima, _spread(chunks, parts), count), _PART
+    keys = pack_keys(gather_chunks(rows, chunks, size).flatten(1), _spread(chunks, size))
     return unpack_keys(sort_keys(_largest(keys, count)).flip(-1))
 
 
 def pack_keys(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """int64 keys that sort by float32 value, then by falling int32 id: no tie is left to chance. (-0 equals 0.)"""
-    return torch.stack([~ids, _flip((values + 0.0).view(torch.int32))], dim=-1).view(torch.int64).squeeze(-1)
+    """int64 keys that sort by float32 value, then by falling id: no tie is left to chance. (-0 equals 0.)"""
+    return (
+        torch.stack([~ids.to(torch.int32), _flip((values + 0.0).view(torch.int32))], dim=-1)
+        .view(torch.int64)
+        .squeeze(-1)
+    )
 
 
 def unpack_keys(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,6 +46,15 @@ def sort_keys(keys: torch.Tensor) -> torch.Tensor:
         return keys.sort(-1).values
     keys.numpy().sort(axis=-1)
     return keys
+
+
+def _best_ids(values: torch.Tensor, ids: torch.Tensor, count: int) -> torch.Tensor:
+    return unpack_keys(_largest(pack_keys(values, ids), count))[1]
+
+
+def _spread(ids: torch.Tensor, size: int) -> torch.Tensor:
+    """[rows, n * size]: for each of the ids [rows, n] those of its `size` parts."""
+    return (ids.unsqueeze(-1) * size + torch.arange(size, device=ids.device)).flatten(1)
 
 
 def _largest(keys: torch.Tensor, count: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ from llmkernel.engine.worker.sampler.chunks import chunk_masses, exp_weights
 from llmkernel.engine.worker.sampler.inverse_cdf import draw_from_all, draw_from_some
 from llmkernel.engine.worker.sampler.top_entries import pack_keys, sort_keys, top_entries, unpack_keys
 
-__all__ = ["Truncation", "draw_tokens"]
+__all__ = ["Truncation", "draw_tokens", "processed_logits"]
 
 _WIDTHS = (64, 256)
 """How many of the best entries are looked at: the first number that exceeds top_k."""
@@ -23,9 +23,9 @@ _WIDTHS = (64, 256)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Truncation:
-    """Temperature of a row, and how it is cut. top_k 0, top_p 1, min_p 0 mean off."""
+    """What a row is multiplied with, 1 / temperature, and how it is cut. top_k 0, top_p 1, min_p 0 mean off."""
 
-    temperature: float
+    inverse_temperature: float
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
@@ -58,15 +58,25 @@ def draw_tokens(
         index, group, group_maxima = _subset(rows, maxima, which)
         group_cuts = [cuts[i] for i in which]
         if width < 0:
-            temperatures = _column(group_cuts, "temperature", rows)
-            drawn = draw_from_all(group, group_maxima.amax(-1, keepdim=True), temperatures, uniforms[index])
+            inverse = _column(group_cuts, "inverse_temperature", rows)
+            drawn = draw_from_all(group, group_maxima.amax(-1, keepdim=True), inverse, uniforms[index])
         else:
             drawn = _draw_narrow(group, group_maxima, group_cuts, uniforms[index], width)
             dense += [which[n] for n in (drawn < 0).nonzero().squeeze(-1).tolist()]
         tokens[index] = drawn
     for i in dense:
-        tokens[i] = _draw_dense(rows[i], maxima[i], cuts[i], uniforms[i : i + 1])
+        ids, weights = _kept_tokens(rows[i], maxima[i], cuts[i])
+        tokens[i] = draw_from_some(weights.unsqueeze(0), ids.unsqueeze(0), uniforms[i : i + 1])[0]
     return tokens
+
+
+def processed_logits(row: torch.Tensor, maxima: torch.Tensor, cut: Truncation) -> torch.Tensor:
+    """One padded row [n] as it is drawn from: divided by the temperature, -inf for what is cut off."""
+    ids, weights = _kept_tokens(row, maxima, cut)
+    ids = ids[weights > 0]
+    processed = torch.full_like(row, -torch.inf)
+    processed[ids] = row[ids] * cut.inverse_temperature
+    return processed
 
 
 def _draw_narrow(
@@ -75,9 +85,9 @@ def _draw_narrow(
     """Tokens of the rows that their `width` best entries settle, -1 for the others."""
     width = min(width, rows.shape[1])
     values, ids = top_entries(rows, maxima, width)
-    temperatures, min_p = _column(cuts, "temperature", rows), _column(cuts, "min_p", rows)
+    inverse, min_p = _column(cuts, "inverse_temperature", rows), _column(cuts, "min_p", rows)
     top_k, top_p = _column(cuts, "top_k", rows).long(), _column(cuts, "top_p", rows, torch.float64)
-    weights = exp_weights(values, values[:, :1], temperatures)
+    weights = exp_weights(values, values[:, :1], inverse)
     kth = torch.where(top_k > 0, values.gather(1, (top_k - 1).clamp_(min=0)), -torch.inf)
     out = (values < kth) | (weights < min_p) | (values == -torch.inf)
     kept = torch.where(out, 0.0, weights).to(torch.float64)
@@ -87,7 +97,7 @@ def _draw_narrow(
     alone = [i for i, cut in enumerate(cuts) if cut.needs_mass]
     if alone:
         index, group, group_maxima = _subset(rows, maxima, alone)
-        masses = chunk_masses(group, group_maxima.amax(-1, keepdim=True), temperatures[index])
+        masses = chunk_masses(group, group_maxima.amax(-1, keepdim=True), inverse[index])
         target[index] = top_p[index] * masses.sum(-1, keepdim=True)
         settled[index] |= (edges[:, -1:] >= target)[index, 0]
     before = torch.nn.functional.pad(edges[:, :-1], (1, 0))
@@ -96,13 +106,13 @@ def _draw_narrow(
     return torch.where(settled, draw_from_some(kept.gather(1, order), ids, uniforms), -1)
 
 
-def _draw_dense(row: torch.Tensor, maxima: torch.Tensor, cut: Truncation, uniform: torch.Tensor) -> torch.Tensor:
-    """The token of one padded row [n], whatever it takes."""
-    weights = exp_weights(row, maxima.amax(), torch.tensor(cut.temperature, device=row.device))
-    kept = weights >= cut.min_p
+def _kept_tokens(row: torch.Tensor, maxima: torch.Tensor, cut: Truncation) -> tuple[torch.Tensor, torch.Tensor]:
+    """The dense way, for one padded row [n]: the tokens that may be drawn, ascending, and their float64 weights."""
+    weights = exp_weights(row, maxima.amax(), torch.tensor(cut.inverse_temperature, device=row.device))
+    if cut.min_p:
+        weights = torch.where(weights >= cut.min_p, weights, 0.0)
     if cut.top_k:
-        kept &= row >= row.topk(cut.top_k).values[-1]
-    weights = torch.where(kept, weights, 0.0)
+        weights = torch.where(row >= row.topk(cut.top_k).values[-1], weights, 0.0)
     total = weights.sum(dtype=torch.float64)
     # What weighs less than this makes up less than 1 - top_p altogether: it need not be sorted.
     least = (1 - cut.top_p) / len(row) * total
@@ -110,12 +120,12 @@ def _draw_dense(row: torch.Tensor, maxima: torch.Tensor, cut: Truncation, unifor
     weights = weights[ids].to(torch.float64)
     if cut.top_p < 1:
         weights = _cut_top_p(row[ids], weights, cut.top_p * total)
-    return draw_from_some(weights.unsqueeze(0), ids.unsqueeze(0), uniform)[0]
+    return ids, weights
 
 
 def _cut_top_p(logits: torch.Tensor, weights: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """The weights [n] of tokens in order of ids, 0 for those that come after the one which brings the mass to the target."""
-    keys = pack_keys(logits, torch.arange(len(logits), dtype=torch.int32, device=logits.device))
+    keys = pack_keys(logits, torch.arange(len(logits), device=logits.device))
     best_first = sort_keys(keys.clone()).flip(-1)
     edges = weights[unpack_keys(best_first)[1]].cumsum(-1)
     crossing = (edges < target).sum().clamp_(max=len(keys) - 1)
