@@ -1,0 +1,125 @@
+"""Cells: which cell runs, in which task, and how Interrupt reaches what it awaits."""
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+__all__ = ["TICK", "Cells"]
+
+TICK = 0.05
+"""Seconds between wake-ups of the loop while somebody waits: a signal alone does not wake a loop that sleeps in epoll,
+and ipykernel's handler does not either (measured: Interrupt was seen seconds late)."""
+
+
+class Cells:
+    """The shell's cells, as its events tell them.
+
+    serial: changes with every cell. task: the task that runs the newest cell, None outside of one. interrupted:
+    Interrupt (SIGINT) has come since this cell began to wait for us. shell: the InteractiveShell.
+    """
+
+    def __init__(self, shell: Any) -> None:
+        self.shell = shell
+        self.serial = 0
+        self.task: asyncio.Task[Any] | None = None
+        self.interrupted = False
+        self._depth = 0
+        self._waiting = 0
+        self._previous: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        self.shell.events.register("pre_run_cell", self._begin)
+        self.shell.events.register("post_run_cell", self._end)
+        self._begin(None)
+
+    def stop(self) -> None:
+        self.shell.events.unregister("pre_run_cell", self._begin)
+        self.shell.events.unregister("post_run_cell", self._end)
+        self._forget_cell()
+
+    @property
+    def in_cell_task(self) -> bool:
+        """Whether the caller runs in the cell's own task, not in one that the cell started."""
+        return self.task is not None and asyncio.current_task() is self.task
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """While the caller waits for us, Interrupt wakes the loop and cancels the cell."""
+        serial = self.serial
+        self._loop = asyncio.get_running_loop()
+        self._watch_signal()
+        self._waiting += 1
+        if self._timer is None:
+            self._timer = self._loop.call_later(TICK, self._tick)
+        try:
+            yield
+        finally:
+            if serial == self.serial:  # else the cell has ended meanwhile, and everything is put back
+                self._waiting -= 1
+                if not self._waiting:
+                    self._restore_signal()
+
+    def keep(self, value: object) -> None:
+        """Make `value` the shell's `_`, as if the cell had ended with it."""
+        self.shell.displayhook.update_user_ns(value)
+
+    def _begin(self, _info: object) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return  # a subshell's cell
+        task = None
+        with contextlib.suppress(RuntimeError):  # no running loop: the cell is synchronous
+            task = asyncio.current_task()
+        if self.task is not None and task is self.task:
+            self._depth += 1  # a cell that runs a cell, as %%capture does
+            return
+        self._forget_cell()
+        self.serial += 1
+        self.task = task
+
+    def _end(self, _result: object) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if self._depth:
+            self._depth -= 1
+        else:
+            self._forget_cell()
+
+    def _forget_cell(self) -> None:
+        self._restore_signal()
+        self._waiting = self._depth = 0
+        self.interrupted = False
+        self.task = None
+
+    def _tick(self) -> None:
+        self._timer = self._loop.call_later(TICK, self._tick) if self._loop and self._waiting else None
+
+    def _watch_signal(self) -> None:
+        if self.task is None or self._previous is not None:
+            return
+        if threading.current_thread() is threading.main_thread() and callable(signal.getsignal(signal.SIGINT)):
+            self._previous = signal.signal(signal.SIGINT, self._on_interrupt)
+
+    def _restore_signal(self) -> None:
+        if self._previous is not None and signal.getsignal(signal.SIGINT) == self._on_interrupt:
+            signal.signal(signal.SIGINT, self._previous)
+        self._previous = None
+
+    def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
+        self.interrupted = True
+        if self._loop is None or self.task is None:
+            return
+        if self._previous is signal.default_int_handler:  # terminal: unwind the cell instead of the loop
+            self._loop.call_soon_threadsafe(self.task.cancel)
+            return
+        self._previous(signum, frame)
+        self._loop.call_soon_threadsafe(_wake)
+
+
+def _wake() -> None:
+    """The call itself has woken the loop."""

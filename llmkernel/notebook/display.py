@@ -1,0 +1,137 @@
+"""What shows a generation in a cell: growing in place, printed in a terminal, or once at the end if captured."""
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.displaypub import CapturingDisplayPublisher
+
+from llmkernel.notebook.final_bundle import final_bundle, live_data
+from llmkernel.notebook.live_output import LiveOutput
+from llmkernel.notebook.plain_text import clean_text
+from llmkernel.notebook.settings import DEFAULT_MAX_TOKENS
+
+if TYPE_CHECKING:
+    from llmkernel.notebook.generation import AnswerView, Generation
+
+__all__ = ["CapturedView", "GrowingView", "TerminalView", "answer_view", "is_terminal"]
+
+_PATIENCE = 0.5
+_WAITING = {"text/plain": "waiting for the first token …"}
+
+
+def answer_view(shell: Any, generation: "Generation") -> "AnswerView | None":
+    """The view that suits the shell and the options; None for --quiet, and for --background in a terminal."""
+    if generation.options.get("quiet"):
+        return None
+    if isinstance(shell.display_pub, CapturingDisplayPublisher):
+        return CapturedView(generation)
+    if is_terminal(shell):
+        return None if generation.options.get("background") else TerminalView(generation)
+    return GrowingView(shell, generation)
+
+
+def is_terminal(shell: Any) -> bool:
+    """Whether output cannot be updated in place: there is no Jupyter kernel."""
+    return getattr(shell, "kernel", None) is None
+
+
+class GrowingView:
+    """One output that grows; at the end it holds the final bundle."""
+
+    def __init__(self, shell: Any, generation: "Generation") -> None:
+        self._generation = generation
+        self._output = LiveOutput(shell, self._render)
+        self._finished = False
+        self._patience: asyncio.TimerHandle | None = None
+        with contextlib.suppress(RuntimeError):  # no loop runs here: nothing grows before it is awaited
+            self._patience = asyncio.get_running_loop().call_later(_PATIENCE, self._output.changed)
+
+    def changed(self) -> None:
+        if self._generation.metrics.generation_tokens:
+            self._stop_patience()
+            self._output.changed()
+
+    def finish(self) -> None:
+        self._stop_patience()
+        self._finished = True
+        if self._output.shown or not self._generation.raises or any(self._generation.texts):
+            self._output.finish()
+        _print_remarks(self._generation)
+
+    def _stop_patience(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _render(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        if self._finished:
+            return final_bundle(self._generation)
+        data = live_data(self._generation)
+        return (data if any(self._generation.texts) else dict(_WAITING)), {}
+
+
+class CapturedView:
+    """Under %%capture every update would be kept: the final bundle alone."""
+
+    def __init__(self, generation: "Generation") -> None:
+        self._generation = generation
+
+    def changed(self) -> None:
+        """Nothing to show yet."""
+
+    def finish(self) -> None:
+        if not self._generation.raises or any(self._generation.texts):
+            self._generation.show()
+        _print_remarks(self._generation)
+
+
+class TerminalView:
+    """Prints a single answer as it comes; several, one after the other at the end."""
+
+    def __init__(self, generation: "Generation") -> None:
+        self._generation = generation
+        self._printed = 0
+        self._single = len(generation.rows) == 1 and generation.options.get("n", 1) == 1
+
+    def changed(self) -> None:
+        if not self._single:
+            return
+        text = clean_text(self._generation.text.removesuffix("\r"))
+        print(text[self._printed :], end="", flush=True)  # noqa: T201 - the terminal is the display
+        self._printed = max(self._printed, len(text))
+
+    def finish(self) -> None:
+        if self._single:
+            self.changed()
+            print(flush=True)  # noqa: T201
+        else:
+            print(final_bundle(self._generation)[0]["text/plain"])  # noqa: T201
+        _print_remarks(self._generation)
+
+
+def _print_remarks(generation: "Generation") -> None:
+    for remark in remarks(generation):
+        print(remark)  # noqa: T201 - beside the answer, which stays exact
+
+
+def remarks(generation: "Generation") -> list[str]:
+    """What a reader should know about the answers, a line each."""
+    reasons = [answer.finish_reason for answer in generation.outputs]
+    lines = list(generation.notes)
+    count = reasons.count("length")
+    if count:
+        who = "The answer" if len(reasons) == 1 else f"{count} of {len(reasons)} answers"
+        lines.append(f"{who} stopped at {_limit(generation)}.")
+    failed = sum(error is not None for error in generation.errors)
+    if failed and len(generation.rows) > 1:
+        lines.append(f"{failed} of {len(generation.rows)} requests failed; `.errors` of the result says why.")
+    return lines
+
+
+def _limit(generation: "Generation") -> str:
+    asked = generation.options.get("max_tokens", DEFAULT_MAX_TOKENS)
+    lengths = [len(answer.token_ids) for answer in generation.outputs if answer.finish_reason == "length"]
+    if max(lengths) < asked:
+        return f"{max(lengths)} tokens, where the context ends; load the model with a larger --max-model-len"
+    return f"max_tokens = {asked}; raise it with --max-tokens"

@@ -1,0 +1,301 @@
+"""Generation: the handle of what a cell asked for: one request or many, growing, then done."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from typing import Any, Protocol
+
+from llmkernel.llm.outputs import CompletionOutput, RequestOutput
+from llmkernel.notebook.brief_errors import brief
+from llmkernel.notebook.cells import Cells
+from llmkernel.notebook.final_bundle import final_bundle
+from llmkernel.notebook.generation_metrics import GenerationMetrics
+from llmkernel.notebook.generation_row import GenerationRow
+from llmkernel.notebook.model_slot import ModelSlot
+from llmkernel.notebook.prompts import Prompt
+
+__all__ = ["AnswerView", "Generation", "TextDelta"]
+
+_WAIT_FOR_CANCELLED = 0.3
+
+
+class AnswerView(Protocol):
+    """What shows a generation while it grows."""
+
+    def changed(self) -> None:
+        """There is more text."""
+
+    def finish(self) -> None:
+        """Everything has ended."""
+
+
+class TextDelta(str):
+    """A piece of new text. row: of which prompt, answer: of which of its n answers; both count from 0."""
+
+    row: int
+    answer: int
+
+    @classmethod
+    def of(cls, text: str, row: int, answer: int) -> "TextDelta":
+        delta = cls(text)
+        delta.row, delta.answer = row, answer
+        return delta
+
+
+class Generation:
+    """What `%%generate` gives back. The requests run already; nothing has to be awaited for them to go on.
+
+    `await it` (the value is itself), or `async for text in it`. id: what `%llm ps`, `stop` and `show` call it. rows:
+    one per prompt. Cancelling whoever awaits it aborts its requests and keeps the text so far. A single request that
+    fails raises when it is awaited; of many, a failure stands in `errors`, and raises only when all have failed.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        slot: ModelSlot,
+        prompts: Sequence[Prompt],
+        options: Mapping[str, Any],
+        *,
+        cells: Cells | None = None,
+        view: Callable[["Generation"], AnswerView | None] | None = None,
+    ) -> None:
+        """`options`: merged settings. `cells`: the shell's, if a cell asked. `view`: makes what shows it."""
+        self.id = id
+        self.model = slot.name
+        self.options = dict(options)
+        self.notes: list[str] = []
+        many = len(prompts) > 1
+        self.rows = [
+            GenerationRow(f"{id}.{number}" if many else id, prompt, self.options)
+            for number, prompt in enumerate(prompts, 1)
+        ]
+        self._slot = slot
+        self._cells = cells
+        self._cell_serial = cells.serial if cells is not None else 0
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ended: asyncio.Task[None] | None = None
+        self._growth = asyncio.Event()
+        self._cancelled = False
+        self._waiters = 0
+        self.view = view(self) if view is not None else None
+        if _loop_runs():  # else it starts when it is awaited
+            self._start()
+
+    @property
+    def text(self) -> str:
+        """Text of the first answer so far."""
+        return self.rows[0].answers[0].text
+
+    @property
+    def texts(self) -> list[str]:
+        """Text of every answer, in the order of the prompts."""
+        return [output.text for output in self.outputs]
+
+    @property
+    def outputs(self) -> list[CompletionOutput]:
+        """Every answer, in the order of the prompts; n of them for each, empty where nothing has come."""
+        return [answer for row in self.rows for answer in row.answers]
+
+    @property
+    def requests(self) -> list[RequestOutput | None]:
+        """The RequestOutput of each prompt so far."""
+        return [row.output for row in self.rows]
+
+    @property
+    def errors(self) -> list[Exception | None]:
+        """Why the request of each prompt failed, None where it did not."""
+        return [row.error for row in self.rows]
+
+    @property
+    def prompt(self) -> str | None:
+        """The first prompt as the model saw it; None until it is known."""
+        return self.rows[0].output.prompt if self.rows[0].output else None
+
+    @property
+    def prompt_token_ids(self) -> list[int] | None:
+        return self.rows[0].output.prompt_token_ids if self.rows[0].output else None
+
+    @property
+    def metrics(self) -> GenerationMetrics:
+        return GenerationMetrics.of(self.requests)
+
+    @property
+    def done(self) -> bool:
+        """Nothing will come any more."""
+        return all(row.done for row in self.rows)
+
+    @property
+    def state(self) -> str:
+        """ "waiting", "running", "done", "cancelled" or "failed"."""
+        if not self.done:
+            return "running" if any(row.output for row in self.rows) else "waiting"
+        if any(row.error for row in self.rows):
+            return "failed"
+        return "cancelled" if self._cancelled else "done"
+
+    @property
+    def raises(self) -> bool:
+        """Whether its failure is about to be raised in somebody who awaits it."""
+        return self._waiters > 0 and self._failure() is not None
+
+    @property
+    def shown_here(self) -> bool:
+        """Whether the cell that runs now is the one that shows it already."""
+        return self._cells is not None and self._cells.serial == self._cell_serial
+
+    @property
+    def waits_for_load(self) -> bool:
+        return not self.done and self._slot.loading
+
+    def cancel(self) -> None:
+        """Abort what still runs; the text so far stays. Call it on the loop."""
+        running = [row for row in self.rows if not row.done]
+        if not running:
+            return
+        self._cancelled = True
+        if not self._slot.loading and self._slot.facts is not None:
+            self._slot.llm.abort_soon([row.request_id for row in running])
+        for row in running:
+            row.abort()
+        for task in self._tasks:
+            task.cancel()
+        self._changed()
+        if not self._tasks and self.view is not None:
+            self.view.finish()
+
+    def show(self) -> None:
+        """Display the answer, wherever this is called."""
+        from IPython.display import publish_display_data  # lazy: a script has no use for it
+
+        data, metadata = final_bundle(self)
+        publish_display_data(data, metadata)
+
+    def __await__(self) -> Generator[Any, None, "Generation"]:
+        return self._wait().__await__()
+
+    async def __aiter__(self) -> AsyncIterator[TextDelta]:
+        """New text of any answer as it comes, from the beginning."""
+        told: dict[tuple[int, int], int] = {}
+        self._start()
+        while True:
+            growth, finished = self._growth, self.done
+            for number, row in enumerate(self.rows):
+                for answer in row.answers:
+                    start = told.get((number, answer.index), 0)
+                    if len(answer.text) > start:
+                        told[number, answer.index] = len(answer.text)
+                        yield TextDelta.of(answer.text[start:], number, answer.index)
+            if finished:
+                break
+            if growth is self._growth:
+                await self._interruptibly(growth.wait())
+        await self._wait()
+
+    async def _wait(self) -> "Generation":
+        ended = self._start()
+        self._waiters += 1
+        try:
+            await self._interruptibly(asyncio.shield(ended))
+        finally:
+            self._waiters -= 1
+        if (error := self._failure()) is not None:
+            raise brief(error) from None
+        return self
+
+    async def _interruptibly(self, awaitable: Any) -> None:
+        """Wait. Cancelled, abort our requests; and if it was Interrupt that ended the cell, say so."""
+        if self._cells is None:
+            try:
+                await awaitable
+            except asyncio.CancelledError:
+                await self._abort()
+                raise
+            return
+        with self._cells.interruptible():
+            try:
+                await awaitable
+            except asyncio.CancelledError:
+                loading = self.waits_for_load
+                await self._abort()
+                task = asyncio.current_task()
+                if not (self._cells.interrupted and self._cells.in_cell_task and task):
+                    raise
+                task.uncancel()
+                self._cells.keep(self)
+                raise brief(KeyboardInterrupt(self._interruption(loading))) from None
+
+    async def _abort(self) -> None:
+        self.cancel()
+        if self._tasks:  # in a terminal the loop stands still after the cell: let the aborts leave now
+            await asyncio.wait(self._tasks, timeout=_WAIT_FOR_CANCELLED)
+
+    def _interruption(self, loading: bool) -> str:
+        if loading:
+            return f"this cell stopped waiting; the load of {self.model} goes on (%llm unload {self.model} ends it)."
+        return "generation interrupted; partial text kept in `_`." if self.text else "generation interrupted."
+
+    def _failure(self) -> Exception | None:
+        errors = [error for error in self.errors if error is not None]
+        if len(errors) < len(self.rows):
+            return None
+        return errors[0]
+
+    def _start(self) -> "asyncio.Task[None]":
+        if self._ended is None:
+            loop = asyncio.get_running_loop()
+            self._tasks = [
+                loop.create_task(self._run(row), name=f"llmkernel-req-{row.request_id}")
+                for row in self.rows
+                if not row.done
+            ]
+            self._ended = loop.create_task(self._end(), name=f"llmkernel-{self.id}")
+        return self._ended
+
+    async def _run(self, row: GenerationRow) -> None:
+        try:
+            llm = await self._slot.ready()
+            async for output in row.stream(llm, self.notes):
+                row.take(output)
+                self._changed()
+        except asyncio.CancelledError:
+            row.abort()
+            raise
+        except Exception as error:  # noqa: BLE001 - kept by the row, raised by the handle; its neighbours go on
+            row.fail(error)
+        finally:
+            self._changed()
+
+    async def _end(self) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        if self.view is not None:
+            self.view.finish()
+
+    def _changed(self) -> None:
+        self._growth.set()
+        self._growth = asyncio.Event()
+        if self.view is not None and not self.done:
+            self.view.changed()
+
+    def __repr__(self) -> str:
+        many = f"{len(self.outputs)} answers, " if len(self.outputs) > 1 else ""
+        return f"<Generation {self.id}: {self.model}, {self.state}, {many}{self.metrics.generation_tokens} tokens>"
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_mimebundle_(self, **_: object) -> tuple[dict[str, Any], dict[str, Any]]:
+        return final_bundle(self)
+
+    def _ipython_display_(self) -> None:
+        """As the value of a cell: nothing in the cell that shows it already, the answer in any other."""
+        if not self.shown_here:
+            self.show()
+
+
+def _loop_runs() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,92 @@
+"""GenerationRow: one prompt of a generation, and the answers to it so far."""
+
+import dataclasses
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from llmkernel.llm.async_llm import AsyncLLM
+from llmkernel.llm.outputs import CompletionOutput, RequestOutput
+from llmkernel.notebook.markdown_safety import safe_markdown
+from llmkernel.notebook.prompts import Prompt
+from llmkernel.notebook.settings import sampling_params
+
+__all__ = ["GenerationRow"]
+
+
+class GenerationRow:
+    """request_id: of its request. output: the deltas joined so far. error: why it failed. options: merged settings."""
+
+    def __init__(self, request_id: str, prompt: Prompt, options: Mapping[str, Any]) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.output: RequestOutput | None = None
+        self.error: Exception | None = prompt.error
+        self.done = prompt.error is not None
+        self._options = options
+        self._aborted = False
+        self._markdown: dict[int, tuple[int, str]] = {}
+
+    @property
+    def answers(self) -> list[CompletionOutput]:
+        """n answers in order, empty ones where nothing has come."""
+        count = self._options.get("n", 1)
+        known = {answer.index: answer for answer in self.output.outputs} if self.output else {}
+        end = "error" if self.error is not None else "abort" if self._aborted else None
+        answers = [known.get(index) or CompletionOutput(index, "", []) for index in range(count)]
+        if end is None:
+            return answers
+        return [
+            answer if answer.finish_reason else dataclasses.replace(answer, finish_reason=end) for answer in answers
+        ]
+
+    async def stream(self, llm: AsyncLLM, notes: list[str]) -> AsyncIterator[RequestOutput]:
+        """Send the request; its outputs as they come. A remark for people is added to `notes`, once."""
+        assert llm.facts is not None  # it is ready
+        params = sampling_params(self._options, llm.facts.model)
+        priority = self._options.get("priority", 0)
+        if self._options.get("raw"):
+            outputs = llm.generate(self.prompt.text, params, self.request_id, priority=priority)
+        else:
+            await _note_special_tokens(llm, self.messages, notes)
+            outputs = llm.chat(self.messages, params, self.request_id, priority=priority)
+        async for output in outputs:
+            yield output
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The conversation: a system message if there is one, then the prompt as the user's turn."""
+        system = self._options.get("system")
+        start = [{"role": "system", "content": system}] if system else []
+        return [*start, {"role": "user", "content": self.prompt.text}]
+
+    def markdown_of(self, answer: CompletionOutput) -> str:
+        """Its text as safe Markdown, made once for each length."""
+        length, markdown = self._markdown.get(answer.index, (0, ""))
+        if length != len(answer.text):
+            markdown = safe_markdown(answer.text)
+            self._markdown[answer.index] = len(answer.text), markdown
+        return markdown
+
+    def take(self, output: RequestOutput) -> None:
+        """Join the next delta."""
+        if self.output is None:
+            self.output = output
+        else:
+            self.output.add(output, aggregate=True)
+        self.done = self.output.finished
+
+    def fail(self, error: Exception) -> None:
+        if not self.done:
+            self.error = error
+            self.done = True
+
+    def abort(self) -> None:
+        if not self.done:
+            self._aborted = self.done = True
+
+
+async def _note_special_tokens(llm: AsyncLLM, messages: list[dict[str, str]], notes: list[str]) -> None:
+    found = await llm.special_tokens_in(messages)
+    note = f"{', '.join(found)} in the prompt was sent as the special token." if found else ""
+    if note and note not in notes:
+        notes.append(note)

@@ -1,0 +1,240 @@
+"""The magics: %%generate, %generate and %llm."""
+
+from typing import Any, NoReturn
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
+
+from llmkernel.config import EngineArgs, format_bytes
+from llmkernel.errors import LLMKernelError
+from llmkernel.notebook.arguments import help_text, parse_line, split_words
+from llmkernel.notebook.brief_errors import brief
+from llmkernel.notebook.display import answer_view, is_terminal
+from llmkernel.notebook.generation import Generation
+from llmkernel.notebook.interpolation import interpolate
+from llmkernel.notebook.load_line import show_load
+from llmkernel.notebook.options import GENERATE, LOAD, LOGS, SETTINGS, STOP, UNLOAD
+from llmkernel.notebook.plain_text import clean_text
+from llmkernel.notebook.prompts import Prompt, prompts_from
+from llmkernel.notebook.session import Session, Work
+from llmkernel.notebook.status_text import generation_table, status_text
+
+__all__ = ["LATER", "VERBS", "LLMMagics"]
+
+VERBS = {
+    "load": "MODEL [options]: load a model: a short name, a Hub id, a folder or a .gguf file",
+    "unload": "[NAME | --all]: end its engine and give the memory back",
+    "status": "the models, what they do, what they take",
+    "config": "[NAME=VALUE ...]: defaults for %%generate; NAME= takes one back, no argument shows them",
+    "ps": "what runs, and what ran",
+    "stop": "[ID | --all]: abort a generation",
+    "show": "[ID]: show a generation again, the newest if none is named",
+    "logs": "[NAME] [-n N]: the last lines of an engine's log",
+    "help": "this list",
+}
+LATER = ("restart", "trace", "dashboard")
+"""Verbs that are not built yet."""
+
+
+@magics_class
+class LLMMagics(Magics):
+    """A thin skin over a Session: reads lines, shows answers, tells a user's mistakes in one line."""
+
+    def __init__(self, shell: Any, session: Session) -> None:
+        super().__init__(shell)
+        self.session = session
+
+    @line_cell_magic
+    def generate(self, line: str, cell: str | None = None) -> Generation:
+        """Its help is made from the table of options, below."""
+        command = "%generate" if cell is None else "%%generate"
+        options, rest = parse_line(line, GENERATE, command=command)
+        if cell is not None and rest and not rest.startswith("#"):
+            raise UsageError(f"{rest!r} stands after the options; the prompt goes into the lines below %%generate.")
+        text = rest if cell is None else cell.removesuffix("\n")  # IPython ends every cell with one
+        try:
+            return self._submit(options, text, command)
+        except LLMKernelError as error:
+            raise brief(error) from None
+
+    @line_magic
+    def llm(self, line: str) -> Any:
+        """Its help is made from VERBS, below."""
+        verb, _, rest = line.strip().partition(" ")
+        if verb in LATER:
+            raise UsageError(f"%llm {verb} comes later; it is not built yet.")
+        if verb and verb not in VERBS:
+            raise UsageError(f"Unknown verb {verb!r}; %llm help lists them: {', '.join(VERBS)}.")
+        try:
+            return getattr(self, f"_{verb or 'help'}")(rest.strip())
+        except LLMKernelError as error:
+            raise brief(error) from None
+
+    def _submit(self, options: dict[str, Any], text: str, command: str) -> Generation:
+        output, interpolated = options.pop("output", None), options.pop("interpolate", False)
+        variable = options.pop("prompts", None)
+        merged = self.session.settings.merged(options)
+        rows: list[Prompt]
+        if variable is not None:
+            if variable not in self.shell.user_ns:
+                raise UsageError(f"--prompts: there is no variable {variable!r}.")
+            template = text if text.strip() else None
+            names = self.shell.user_ns if interpolated else None
+            rows = prompts_from(self.shell.user_ns[variable], template, name=variable, variables=names)
+        else:
+            if not text.strip():
+                where = "after %generate" if command == "%generate" else "into the lines below %%generate"
+                raise UsageError(f"The prompt is empty; write it {where}.")
+            rows = [Prompt(interpolate(text, self.shell.user_ns) if interpolated else text)]
+        loaded = set(self.session.models)
+        generation = self.session.submit(rows, merged, lambda made: answer_view(self.shell, made))
+        if generation.model not in loaded:
+            show_load(self.shell, self.session.models[generation.model], reason=", the default model")
+        if output is not None:
+            self.shell.user_ns[output] = generation
+        self._say_what_is_not_awaited(generation, output)
+        return generation
+
+    def _say_what_is_not_awaited(self, generation: Generation, output: str | None) -> None:
+        name = output or "_"
+        if not generation.options.get("background"):
+            if not self.shell.autoawait:
+                self._print(f"%autoawait is off, so the cell does not wait; {name} is the handle of the request.")
+        elif is_terminal(self.shell):
+            self._print(f"In a terminal a background request only advances while a cell awaits: `await {name}`.")
+
+    def _load(self, rest: str) -> Work:
+        words = rest.split(maxsplit=1)
+        if not words or words[0].startswith("-"):
+            options, model = parse_line(rest, LOAD, command="%llm load")
+        else:
+            model, rest = words[0], words[1] if len(words) > 1 else ""
+            options, extra = parse_line(rest, LOAD, command="%llm load")
+            if extra:
+                raise UsageError(f"{extra!r} stands after the options; %llm load takes one model.")
+        if not model:
+            raise UsageError("Name a model: %llm load MODEL, for example %llm load smollm2.")
+        name = options.pop("name", None)
+        if options.pop("no_prefix_caching", False):
+            options["enable_prefix_caching"] = False
+        (model,) = split_words(model)
+        known = self.session.models.get(name or model)
+        fresh = known is None or known.state not in ("loading", "ready")
+        work = self.session.load(model, name=name, **options)
+        slot = self.session.models[name or EngineArgs.from_options(model).model]
+        if fresh or slot.loading:
+            show_load(self.shell, slot)
+        else:
+            self._print(f"{slot.name} is loaded already.")
+        if not self.shell.autoawait:
+            self._print("%autoawait is off, so the cell does not wait: the load goes on, %llm status follows it.")
+        return work.mapped(lambda _llm: None)
+
+    def _unload(self, rest: str) -> Work:
+        options, name = parse_line(rest, UNLOAD, command="%llm unload")
+        names = list(self.session.models) if options.get("all") else split_words(name)
+        return self.session.unload(*names).mapped(self._tell_given_back)
+
+    def _tell_given_back(self, given_back: dict[str, int]) -> None:
+        for name, held in given_back.items():
+            self._print(f"Unloaded {name}: {format_bytes(held)} given back.")
+
+    def _status(self, _rest: str) -> None:
+        self._print(status_text(self.session))
+
+    def _config(self, rest: str) -> None:
+        changes = {}
+        for word in split_words(rest):
+            name, equals, text = word.partition("=")
+            if not equals:
+                raise UsageError(f"{word!r}: write NAME=VALUE, for example max_tokens=64; NAME= takes it back.")
+            plain = name.lstrip("-").replace("-", "_")
+            option = SETTINGS.get(plain)
+            value: Any = None
+            if text and option is not None:
+                value = _truth(name, text) if not option.metavar else option.value(text)
+                value = [value] if option.repeat else value
+            changes[plain] = value
+        self.session.settings.configure(changes)
+        settings = self.session.settings
+        shown = "\n".join(f"{name} = {value!r}" for name, value in sorted(settings.items()))
+        self._print(shown or f"Nothing is set. Known: {', '.join(sorted(SETTINGS))}.")
+
+    def _ps(self, _rest: str) -> None:
+        self._print(generation_table(self.session.generations))
+
+    def _stop(self, rest: str) -> None:
+        options, id = parse_line(rest, STOP, command="%llm stop")
+        running = self.session.running()
+        if id:
+            chosen = [self.session.generation(id)]
+        elif options.get("all") or len(running) < 2:
+            chosen = running
+        else:
+            raise UsageError(f"Several run ({', '.join(one.id for one in running)}); name one, or give --all.")
+        stopped = [one.id for one in chosen if not one.done]
+        for generation in chosen:
+            generation.cancel()
+        self._print(f"Stopped {', '.join(stopped)}." if stopped else "Nothing runs.")
+
+    def _show(self, rest: str) -> None:
+        if not self.session.generations and not rest:
+            raise UsageError("Nothing was asked yet; there is nothing to show.")
+        self.session.generation(rest or None).show()
+
+    def _logs(self, rest: str) -> None:
+        name = ""
+        if rest and not rest.startswith("-"):
+            name, _, rest = rest.partition(" ")
+        options, extra = parse_line(rest, LOGS, command="%llm logs")
+        process = self.session.slot(name or extra or None, only=True).process
+        text = process.log_tail(options.get("lines", 50)) if process is not None else ""
+        self._print(clean_text(text) or "The log is empty.")
+
+    def _help(self, _rest: str) -> None:
+        self._print(_LLM_HELP)
+
+    def _print(self, text: str) -> None:
+        print(text)  # noqa: T201 - the cell's output
+
+
+def _truth(name: str, text: str) -> bool:
+    if text.lower() in ("true", "on", "yes", "1"):
+        return True
+    if text.lower() in ("false", "off", "no", "0"):
+        return False
+    return _refuse_truth(name, text)
+
+
+def _refuse_truth(name: str, text: str) -> NoReturn:
+    raise UsageError(f"{name}={text}: write on or off.")
+
+
+_GENERATE_HELP = f"""Ask the loaded model; the answer grows in the cell, which is done when the answer is.
+
+    %%generate [options]          %generate [options] prompt
+    the prompt, exactly as
+    it is written
+
+With no model loaded the default one is loaded. The result is a Generation: `_`, or the variable of -o, has
+`.text`, `.outputs`, `.metrics`, `.cancel()`. Interrupt ends this cell's requests and keeps the text so far.
+
+Options
+{help_text(GENERATE)}
+
+Defaults of most of them: %llm config. In quotes, \\n is a newline: --stop "\\n". A prompt that begins with a dash
+goes after --. IPython replaces {{expression}} and $name in the line itself, never in the body.
+"""
+
+_LLM_HELP = "\n".join(
+    [
+        "%llm VERB ...",
+        *(f"  {verb:8}{words}" for verb, words in VERBS.items()),
+        "",
+        "Options of %llm load",
+        help_text(LOAD),
+    ]
+)
+
+LLMMagics.generate.__doc__ = _GENERATE_HELP
+LLMMagics.llm.__doc__ = _LLM_HELP

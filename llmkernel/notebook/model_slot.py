@@ -1,0 +1,111 @@
+"""ModelSlot: one model of a session: its engine, from the start of the load to the end of the process."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from llmkernel.config import EngineArgs
+from llmkernel.errors import EngineDeadError, EngineStartupError
+from llmkernel.llm.async_llm import AsyncLLM
+from llmkernel.notebook.brief_errors import brief
+from llmkernel.protocol.handshake import EngineCoreReadyResponse, Progress
+
+__all__ = ["ModelSlot", "executor_class_for"]
+
+
+def executor_class_for(model: str) -> str | None:
+    """Import path of the executor that runs `model`: "fake:..." is answered without a model; None = the real one."""
+    return "llmkernel.engine.fake_executor:FakeExecutor" if model.startswith("fake:") else None
+
+
+class ModelSlot:
+    """Owns an AsyncLLM. The load begins at once and goes on whoever waits for it; `shutdown` ends everything.
+
+    name: what --model calls it. llm: the AsyncLLM. progress: the newest step of the load. load_seconds: None while
+    it loads. listeners: called at every step of the load, and when it is over.
+    """
+
+    def __init__(self, name: str, args: EngineArgs, executor_class: str | None = None) -> None:
+        self.name = name
+        self.args = args
+        self.progress: Progress | None = None
+        self.load_seconds: float | None = None
+        self.ended = False
+        self.listeners: list[Callable[[], None]] = []
+        self._started = time.monotonic()
+        self.llm = AsyncLLM(args, executor_class=executor_class or executor_class_for(args.model))
+        self.llm.add_progress_callback(self._on_progress)
+        self._load = asyncio.ensure_future(self._wait_for_engine())
+        self._load.add_done_callback(self._on_load_over)
+
+    @property
+    def state(self) -> str:
+        """ "loading", "ready", "failed", "dead" or "unloaded"."""
+        if self.ended:
+            return "unloaded"
+        if not self._load.done():
+            return "loading"
+        if self._load.cancelled() or self._load.exception() is not None:
+            return "failed"
+        return "dead" if self.llm.errored else "ready"
+
+    @property
+    def facts(self) -> EngineCoreReadyResponse | None:
+        """What was loaded; None until it is."""
+        return self.llm.facts
+
+    @property
+    def loading(self) -> bool:
+        return self.state == "loading"
+
+    async def ready(self) -> AsyncLLM:
+        """The engine, once it takes requests. Cancelling the wait leaves the load alone."""
+        try:
+            await asyncio.shield(self._load)
+        except asyncio.CancelledError:
+            if self._load.cancelled():
+                raise brief(EngineStartupError(f"The load of {self.name} was ended; load it again.")) from None
+            raise
+        except EngineStartupError as error:
+            raise brief(error) from None
+        if self.ended:
+            raise brief(EngineDeadError(f"{self.name} was unloaded; load it again."))
+        return self.llm
+
+    def shutdown(self) -> int:
+        """End the engine process. From any thread, idempotent; blocks until it is gone. Bytes of memory given back."""
+        self.ended = True
+        return self.llm.shutdown()
+
+    def cancel_load(self) -> None:
+        self._load.cancel()
+
+    async def _wait_for_engine(self) -> None:
+        try:
+            await self.llm.ready()
+            self.load_seconds = time.monotonic() - self._started
+        except EngineStartupError:
+            await asyncio.to_thread(self.llm.shutdown)
+            raise
+
+    def _on_load_over(self, load: "asyncio.Future[None]") -> None:
+        if not load.cancelled():
+            load.exception()  # whoever waits gets it; nobody need wait
+        self._tell()
+
+    def _on_progress(self, progress: Progress) -> None:
+        self.progress = progress
+        self._tell()
+
+    def _tell(self) -> None:
+        for listener in list(self.listeners):
+            listener()
+
+    @property
+    def process(self) -> Any:
+        """The engine's process: pid, log_tail(lines), memory()."""
+        return self.llm.engine_core.process  # type: ignore[attr-defined]
+
+    def __repr__(self) -> str:
+        return f"<ModelSlot {self.name}: {self.state}>"

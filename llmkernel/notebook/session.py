@@ -1,0 +1,237 @@
+"""Session: the models that a notebook has loaded, and what it has asked them. The magics are a thin skin over it."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+from llmkernel.config import DEFAULT_MODEL, EngineArgs, format_bytes
+from llmkernel.errors import InvalidRequestError
+from llmkernel.notebook.brief_errors import brief
+from llmkernel.notebook.cells import Cells
+from llmkernel.notebook.generation import AnswerView, Generation
+from llmkernel.notebook.model_slot import ModelSlot
+from llmkernel.notebook.prompts import Prompt
+from llmkernel.notebook.settings import Settings, sampling_params
+
+__all__ = ["Session", "Work"]
+
+REMEMBERED = 64
+"""Generations that `%llm show` and `%llm ps` still know."""
+
+
+class Work:
+    """Something that takes time and runs already; await it for its result. `cancel` ends it."""
+
+    def __init__(
+        self,
+        task: "asyncio.Task[Any]",
+        cells: Cells | None,
+        interrupted: Callable[[], str],
+        then: Callable[[Any], Any] = lambda result: result,
+    ) -> None:
+        """`interrupted`: called when Interrupt ends the wait; ends the work, says so. `then`: applied to the result."""
+        self._task = task
+        self._cells = cells
+        self._interrupted = interrupted
+        self._then = then
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    @property
+    def done(self) -> bool:
+        return self._task.done()
+
+    def cancel(self) -> None:
+        self._interrupted()
+
+    def mapped(self, then: Callable[[Any], Any]) -> "Work":
+        """The same work, with `then` applied to its result."""
+        return Work(self._task, self._cells, self._interrupted, then)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> Any:
+        if self._cells is None:
+            return self._then(await asyncio.shield(self._task))
+        with self._cells.interruptible():
+            try:
+                return self._then(await asyncio.shield(self._task))
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                message = self._interrupted()
+                if not (self._cells.interrupted and self._cells.in_cell_task and task):
+                    raise
+                task.uncancel()
+                raise brief(KeyboardInterrupt(message)) from None
+
+    def __repr__(self) -> str:
+        return f"<{self._task.get_name()}: {'done' if self.done else 'running'}>"
+
+
+class Session:
+    """Models by name, the default among them, the settings of `%llm config`, and the newest generations.
+
+    All of it belongs to the event loop on which the first model was loaded. `close` (or `with`) ends every engine.
+    models: name -> ModelSlot (`.llm` is the AsyncLLM). default: name of the model loaded last. settings: see Settings.
+    generations: the newest 64. Session.current is the one of `%load_ext`, if there is one.
+    """
+
+    current: "Session | None" = None
+
+    def __init__(self, cells: Cells | None = None) -> None:
+        """`cells`: those of the shell that the session belongs to; None in a script."""
+        self.models: dict[str, ModelSlot] = {}
+        self.default: str | None = None
+        self.settings = Settings()
+        self.generations: deque[Generation] = deque(maxlen=REMEMBERED)
+        self.cells = cells
+        self._count = 0
+
+    def load(
+        self, model: str = DEFAULT_MODEL, *, name: str | None = None, executor_class: str | None = None, **options: Any
+    ) -> Work:
+        """Start to load `model`; await the result for its AsyncLLM. options: those of EngineArgs.
+
+        The model becomes the default. Loading what is loaded already gives what is there. executor_class: see AsyncLLM.
+        """
+        args = EngineArgs.from_options(model, **options)
+        slot = self.start_load(args, name or args.model, executor_class)
+        task = asyncio.ensure_future(slot.ready())
+        task.set_name(f"llmkernel-load-{slot.name}")
+        return Work(task, self.cells, lambda: self._end_load(slot))
+
+    def start_load(self, args: EngineArgs, name: str, executor_class: str | None = None) -> ModelSlot:
+        """The slot called `name`: the one that is there if it was loaded with the same `args`, else a new one."""
+        slot = self.models.get(name)
+        if slot is not None and slot.state in ("loading", "ready"):
+            if slot.args != args:
+                raise brief(
+                    InvalidRequestError(
+                        f"{name} is loaded with other options; %llm unload {name} first, or give the new one a --name."
+                    )
+                )
+        else:
+            if slot is not None:
+                slot.shutdown()
+            slot = self.models[name] = ModelSlot(name, args, executor_class)
+            slot.listeners.append(lambda: self._forget_failed(slot))
+        self.default = name
+        return slot
+
+    def unload(self, *names: str) -> Work:
+        """End engines (without a name the only one); await the result for the bytes given back, by name."""
+        slots = [self.slot(name) for name in names] or [self.slot(None, only=True)]
+        for slot in slots:
+            self._remove(slot)
+        task = asyncio.ensure_future(_shut_down(slots))
+        task.set_name(f"llmkernel-unload-{'-'.join(slot.name for slot in slots)}")
+        return Work(task, self.cells, lambda: "the unloading goes on.")
+
+    def slot(self, name: str | None = None, *, only: bool = False) -> ModelSlot:
+        """The model called `name`, or the default one. only: without a name there must not be several."""
+        if name is not None:
+            if name not in self.models:
+                loaded = f"loaded: {', '.join(self.models)}" if self.models else "nothing is loaded"
+                raise brief(
+                    InvalidRequestError(
+                        f"No model is called {name!r} ({loaded}); %llm load MODEL --name {name}.", parameter="model"
+                    )
+                )
+            return self.models[name]
+        if not self.models:
+            raise brief(InvalidRequestError("No model is loaded; %llm load MODEL loads one."))
+        if only and len(self.models) > 1:
+            raise brief(InvalidRequestError(f"Several models are loaded; name one of {', '.join(self.models)}."))
+        return self.models[self.default or next(iter(self.models))]
+
+    def generate(self, prompts: str | Prompt | Sequence[str | Prompt], **options: Any) -> Generation:
+        """Submit one request per prompt; a handle at once. options: those of `%%generate`, with underscores.
+
+        With no model loaded the default one is loaded.
+        """
+        return self.submit(prompts, self.settings.merged(options))
+
+    def submit(
+        self,
+        prompts: str | Prompt | Sequence[str | Prompt],
+        options: Mapping[str, Any],
+        view: Callable[[Generation], AnswerView | None] | None = None,
+    ) -> Generation:
+        """As `generate`, with settings that are merged already and something that shows the answer."""
+        rows = [prompts] if isinstance(prompts, str | Prompt) else list(prompts)
+        made = [row if isinstance(row, Prompt) else Prompt(row) for row in rows]
+        if not made:
+            raise brief(InvalidRequestError("There is no prompt; give at least one.", parameter="prompt"))
+        if len(made) == 1 and not made[0].text and made[0].error is None:
+            raise brief(InvalidRequestError("The prompt is empty; write one.", parameter="prompt"))
+        sampling_params(options)  # mistakes are told before anything is loaded
+        slot = self.slot_or_default(options.get("model"))
+        self._count += 1
+        generation = Generation(f"g{self._count}", slot, made, options, cells=self.cells, view=view)
+        self.generations.append(generation)
+        return generation
+
+    def slot_or_default(self, name: str | None = None) -> ModelSlot:
+        """As `slot`; with nothing loaded and no name, the default model is loaded."""
+        if name is None and not self.models:
+            return self.start_load(EngineArgs(), DEFAULT_MODEL)
+        return self.slot(name)
+
+    def running(self) -> list[Generation]:
+        """Generations that have not ended, oldest first."""
+        return [generation for generation in self.generations if not generation.done]
+
+    def generation(self, id: str | None = None) -> Generation:
+        """The generation called `id`, or the newest."""
+        found = [one for one in self.generations if id is None or one.id == id]
+        if not found:
+            known = ", ".join(one.id for one in self.generations) or "none yet"
+            raise brief(InvalidRequestError(f"No generation is called {id!r} (known: {known})."))
+        return found[-1]
+
+    def close(self) -> dict[str, int]:
+        """Abort what runs and end every engine; idempotent. Bytes given back, by name."""
+        slots = list(self.models.values())
+        for slot in slots:
+            self._remove(slot)
+        return {slot.name: slot.shutdown() for slot in slots}
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Session: {', '.join(map(repr, self.models.values())) or 'no model'}>"
+
+    def _remove(self, slot: ModelSlot) -> None:
+        for generation in self.running():
+            if generation.model == slot.name:
+                generation.cancel()
+        slot.cancel_load()
+        self._drop(slot)
+
+    def _drop(self, slot: ModelSlot) -> None:
+        if self.models.get(slot.name) is slot:
+            del self.models[slot.name]
+        if self.default == slot.name:
+            self.default = next(reversed(self.models), None)
+
+    def _forget_failed(self, slot: ModelSlot) -> None:
+        if slot.state == "failed":
+            self._drop(slot)
+
+    def _end_load(self, slot: ModelSlot) -> str:
+        """Interrupt of a load ends the engine process and frees everything."""
+        if not slot.loading:
+            return f"{slot.name} is loaded."
+        self._remove(slot)
+        given_back = slot.shutdown()
+        return f"the load of {slot.name} was ended, {format_bytes(given_back)} given back."
+
+
+async def _shut_down(slots: Sequence[ModelSlot]) -> dict[str, int]:
+    given_back = await asyncio.gather(*(asyncio.to_thread(slot.shutdown) for slot in slots))
+    return {slot.name: held for slot, held in zip(slots, given_back, strict=True)}
