@@ -1,7 +1,6 @@
 """A context whose end never waits, and a short place for sockets."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import zmq
@@ -18,5 +17,5 @@ def ctx() -> Iterator[zmq.Context]:
 
 @pytest.fixture
 def run() -> Iterator[RunDirectory]:
-    with RunDirectory(base=Path("/tmp")) as directory:
+    with RunDirectory() as directory:
         yield directory

@@ -185,7 +185,7 @@ def test_a_decoder_works_on_after_an_error() -> None:
 
 
 @given(st.lists(st.binary(max_size=200), max_size=4), st.sampled_from(DECODERS))
-@settings(max_examples=500)
+@settings(max_examples=500, deadline=None)
 def test_random_bytes_never_crash(frames: list[bytes], decoder: MsgpackDecoder) -> None:
     expect_answer(decoder, frames)
 

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 import zmq
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -37,6 +37,7 @@ NUMBERS = (
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=8)
 
 
+@settings(deadline=None)
 @given(hnp.arrays(NUMBERS, SHAPES), st.sampled_from([0, 1, 16, 256]))
 def test_arrays_come_back_as_they_went(array: np.ndarray, threshold: int) -> None:
     found = round_trip(array, threshold)
@@ -44,6 +45,7 @@ def test_arrays_come_back_as_they_went(array: np.ndarray, threshold: int) -> Non
     assert found.tobytes() == array.tobytes()
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_plain_values_come_back_untyped(data: st.DataObject) -> None:
     scalars = st.one_of(
