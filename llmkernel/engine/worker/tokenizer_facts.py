@@ -124,7 +124,7 @@ def _token_id(tokenizer: Tokenizer, special: dict[str, str], fallback: dict[str,
 
 
 def _complete(tokenizer: Tokenizer, config: dict[str, Any], special: dict[str, str]) -> bool:
-    """Add what tokenizer_config.json says and tokenizer.json lacks (special tokens, BOS and EOS); True if it was needed.
+    """Add what tokenizer_config.json says and tokenizer.json lacks (special tokens, BOS and EOS); True if needed.
 
     Truncation and padding, which some files have switched on, would change prompts: off.
     """
