@@ -36,7 +36,8 @@ class TokenCounts:
             self._start()
         for token in output_token_ids[self._counted :]:
             if 0 <= token < self._vocab_size:
-                self._counts[self._slot(token)] += 1
+                slot = self._slot(token)
+                self._counts[slot] += 1
         if output_token_ids:
             self._counted, self._last = len(output_token_ids), output_token_ids[-1]
 
