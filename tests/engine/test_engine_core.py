@@ -245,6 +245,22 @@ def test_who_had_finished_before_a_failed_step_is_told_again() -> None:
     assert engine.executor.collective_rpc("held_requests") == [[]]
 
 
+def test_who_was_preempted_in_a_failed_step_is_told_again() -> None:
+    engine = broken_engine(num_blocks=7)
+    for name in "abc":
+        engine.add(name, [ord(name)] * 7, max_tokens=12)
+    engine.step()
+    engine.step()
+    engine.executor.broken_steps = {2}
+    engine.step()
+    assert engine.last_step.preempted_req_ids == {"c"}
+    engine.step()
+    assert engine.last_step.preempted_req_ids == {"c"} and engine.last_step.finished_req_ids == {"a", "b"}
+    assert engine.last_step.scheduled_cached_reqs.resumed_req_ids == {"c"}
+    engine.run()
+    assert engine.tokens("c") == fake_answer([ord("c")] * 7, 12)
+
+
 def test_a_failed_step_without_requests_is_not_repeated_for_ever() -> None:
     engine = broken_engine()
     engine.add("a", [1], max_tokens=1)

@@ -62,6 +62,31 @@ def test_wait_includes_those_who_were_preempted(policy: str) -> None:
     assert engine.tokens("first") == fake_answer([3], 2)
 
 
+def test_wait_finds_the_preempted_one_behind_a_long_queue() -> None:
+    engine = Engine(num_blocks=6, scheduling_policy="priority", max_num_seqs=2)
+    engine.add("a", [1] * 7, max_tokens=8)
+    engine.add("b", [2] * 7, max_tokens=8, priority=3)
+    engine.step()
+    for index in range(10):
+        engine.add(str(index), [3], max_tokens=2, priority=-5)
+    promise = engine.core.call_utility("pause_scheduler", ["wait"])
+    engine.run()
+    assert promise.done()
+    assert engine.tokens("b") == fake_answer([2] * 7, 8)
+    assert len(engine.core.scheduler.waiting) == 10
+
+
+def test_abort_of_those_who_never_ran_is_told_before_the_answer() -> None:
+    engine = Engine()
+    engine.add("a", [1])
+    promise = engine.core.call_utility("pause_scheduler", ["abort"])
+    assert promise is not None and not promise.done()
+    engine.step()
+    assert engine.last("a").finish_reason is FinishReason.ABORT
+    engine.run()
+    assert promise.done()
+
+
 @pytest.mark.parametrize("clear_cache", [False, True])
 def test_keep_freezes_and_resume_goes_on_where_it_was(clear_cache: bool) -> None:
     engine = three()

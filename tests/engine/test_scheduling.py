@@ -273,6 +273,16 @@ def test_equal_prompts_that_arrive_together_are_read_once() -> None:
     assert all(engine.tokens(str(index)) == fake_answer(LONG, 4) for index in range(4))
 
 
+def test_a_long_queue_is_not_searched_to_its_end() -> None:
+    engine = Engine(num_blocks=64, max_num_seqs=3)
+    for index in range(20):
+        engine.add(str(index), LONG, max_tokens=2)
+    engine.step()
+    assert engine.stats[-1].num_skipped_waiting_reqs == 3
+    engine.run()
+    assert all(engine.tokens(str(index)) == fake_answer(LONG, 2) for index in range(20))
+
+
 def test_others_pass_a_request_that_waits_for_a_prefix() -> None:
     engine = Engine(num_blocks=64)
     engine.add("a", LONG, max_tokens=2)
@@ -305,6 +315,20 @@ def test_a_resumed_request_finds_its_own_blocks() -> None:
     assert sum(stats.prefix_cache_stats.preempted_requests for stats in engine.stats) == 1
     assert engine.tokens("b") == fake_answer([2] * 8, 8)
     assert engine.outputs["b"][0].prefill_stats.num_cached_tokens == 0
+
+
+def test_cached_tokens_are_those_of_the_first_admission() -> None:
+    """Its own blocks, found again after preemption in the middle of the prompt, are no hit of the user's prompt."""
+    engine = Engine(num_blocks=7, max_num_batched_tokens=2)
+    engine.add("talker", [99], max_tokens=14)
+    engine.step()
+    engine.add("reader", LONG[:17], max_tokens=1)
+    engine.run()
+    told = {id_ for step in engine.executor.steps for id_ in step.preempted_req_ids}
+    assert told == {"reader"}
+    assert sum(stats.prefix_cache_stats.preempted_hits for stats in engine.stats) == 8
+    stats = engine.last("reader").prefill_stats
+    assert (stats.num_cached_tokens, stats.num_computed_tokens) == (0, 17)
 
 
 # Aborts, and what outlives a request.
@@ -388,6 +412,20 @@ def test_the_output_of_a_request_aborted_while_it_ran_is_dropped() -> None:
     engine.run()
     assert engine.tokens("b") == fake_answer([2], 5)[1:]
     assert engine.is_empty()
+
+
+def test_an_output_never_goes_to_a_namesake() -> None:
+    engine = Engine()
+    engine.add("a", [1], max_tokens=5)
+    step = engine.core.scheduler.schedule()
+    output = engine.executor.execute_model(step)
+    engine.core.abort_requests(["a"])
+    namesake = engine.add("a", [2], max_tokens=5)
+    engine.core.scheduler.update_from_output(step, output)
+    assert namesake.output_token_ids == []
+    engine.core.scheduler.outbox.take()
+    engine.run()
+    assert engine.tokens("a") == fake_answer([2], 5)
 
 
 def test_an_id_can_be_used_again_once_it_is_free() -> None:
