@@ -15,7 +15,7 @@ from llmkernel.protocol.handshake import TokenizerFacts
 _CORPUS = [
     "hello world, this is a test of streams: naïve café, 東京 and 😀. don't stop! it's 3.14 ...",
     "def f(x):\n\treturn x ** 2  # spaces   and tabs\n",
-    "Ελληνικά и русский, العربية; a b c <tag> \\n \"quotes\" it ' s",
+    'Ελληνικά и русский, العربية; a b c <tag> \\n "quotes" it \' s',
 ] * 20
 _SPECIAL = ["<s>", "</s>", "<|end|>"]
 
@@ -37,7 +37,19 @@ def byte_level() -> tokenizers.Tokenizer:
 def byte_fallback() -> tokenizers.Tokenizer:
     """As Llama 2's: "▁" for the space, byte tokens for what is not in the vocabulary."""
     vocab = {token: token_id for token_id, token in enumerate(["<unk>", *_SPECIAL])}
-    for piece in [*(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abehlo", "▁a", "▁he", "llo", "▁▁", "é", "東", "�", "\n"]:
+    for piece in [
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        *"abehlo",
+        "▁a",
+        "▁he",
+        "llo",
+        "▁▁",
+        "é",
+        "東",
+        "�",
+        "\n",
+    ]:
         vocab.setdefault(piece, len(vocab))
     backend = tokenizers.Tokenizer(
         models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>", fuse_unk=True)
