@@ -13,13 +13,13 @@ from IPython.core.error import UsageError
 
 from llmkernel.notebook.options import GENERATE, Option
 
-__all__ = ["AWAITED_VERBS", "help_text", "is_awaited_verb", "is_background", "parse_line", "split_words"]
+__all__ = ["AWAITED_VERBS", "help_text", "is_awaited_verb", "is_background", "parse_line", "split_words", "unquote"]
 
 AWAITED_VERBS = ("load", "unload")
 """Verbs of %llm that take time; the others answer at once."""
 
 _QUOTED = r""""(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'"""
-_WORD = re.compile(rf"""\s*((?:{_QUOTED}|\S)(?:"(?:\\.|[^"\\])*"|\S)*)""")
+_WORD = re.compile(rf"""\s*((?:{_QUOTED}|\S)(?:"(?:\\.|[^"\\])*"|=(?:{_QUOTED})|\S)*)""")
 _ESCAPE = re.compile(r"\\([nt\\\"'])")
 _ESCAPES = {"n": "\n", "t": "\t"}
 

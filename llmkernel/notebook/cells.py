@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-__all__ = ["TICK", "Cells"]
+__all__ = ["TICK", "Cells", "is_terminal"]
 
 TICK = 0.05
 """Seconds between wake-ups of the loop while somebody waits: a signal alone does not wake a loop that sleeps in epoll,
@@ -123,3 +123,8 @@ class Cells:
 
 def _wake() -> None:
     """The call itself has woken the loop."""
+
+
+def is_terminal(shell: Any) -> bool:
+    """Whether output cannot be updated in place: there is no Jupyter kernel."""
+    return getattr(shell, "kernel", None) is None

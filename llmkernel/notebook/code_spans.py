@@ -21,7 +21,7 @@ def code_spans(text: str) -> list[tuple[int, int]]:
     while index < len(runs):
         start, opened = runs[index]
         closing = next((later for later in range(index + 1, len(runs)) if _length(runs[later]) == opened - start), None)
-        if closing is None or text[start - 1 : start] == "\\" or _BARE_URL.search(text, max(0, start - 2000), start):
+        if closing is None or text[start - 1 : start] == "\\" or _ends_in_url(text, start):
             break
         end = runs[closing][1]
         if "\n" in text[start:end] or "|" in text[start:end]:
@@ -29,6 +29,11 @@ def code_spans(text: str) -> list[tuple[int, int]]:
         spans.append((start, end))
         index = closing + 1
     return spans
+
+
+def _ends_in_url(text: str, end: int) -> bool:
+    before = text[max(0, end - 2000) : end] if end and not text[end - 1].isspace() else ""
+    return _BARE_URL.search(before) is not None
 
 
 def _length(run: tuple[int, int]) -> int:

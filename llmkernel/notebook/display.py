@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.displaypub import CapturingDisplayPublisher
 
+from llmkernel.notebook.cells import is_terminal
 from llmkernel.notebook.final_bundle import final_bundle, live_data
 from llmkernel.notebook.live_output import LiveOutput
 from llmkernel.notebook.plain_text import clean_text
@@ -14,7 +15,7 @@ from llmkernel.notebook.settings import DEFAULT_MAX_TOKENS
 if TYPE_CHECKING:
     from llmkernel.notebook.generation import AnswerView, Generation
 
-__all__ = ["CapturedView", "GrowingView", "TerminalView", "answer_view", "is_terminal"]
+__all__ = ["CapturedView", "GrowingView", "TerminalView", "answer_view"]
 
 _PATIENCE = 0.5
 _WAITING = {"text/plain": "waiting for the first token …"}
@@ -29,11 +30,6 @@ def answer_view(shell: Any, generation: "Generation") -> "AnswerView | None":
     if is_terminal(shell):
         return None if generation.options.get("background") else TerminalView(generation)
     return GrowingView(shell, generation)
-
-
-def is_terminal(shell: Any) -> bool:
-    """Whether output cannot be updated in place: there is no Jupyter kernel."""
-    return getattr(shell, "kernel", None) is None
 
 
 class GrowingView:

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from llmkernel.llm.outputs import CompletionOutput
 from llmkernel.notebook.markdown_safety import safe_markdown
 from llmkernel.notebook.plain_text import clean_text
 
 if TYPE_CHECKING:
+    from llmkernel.llm.outputs import CompletionOutput
     from llmkernel.notebook.generation import Generation
     from llmkernel.notebook.generation_row import GenerationRow
 
@@ -44,12 +44,12 @@ def live_data(generation: "Generation") -> dict[str, Any]:
     return {"text/markdown": markdown, "text/plain": plain}
 
 
-def _plain_text(row: "GenerationRow", answer: CompletionOutput, told_elsewhere: bool) -> str:
+def _plain_text(row: "GenerationRow", answer: "CompletionOutput", told_elsewhere: bool) -> str:
     text = clean_text(answer.text)
     return text if row.error is None or told_elsewhere else f"{text}\n[failed: {_one_line(row.error)}]".lstrip()
 
 
-def _markdown(row: "GenerationRow", answer: CompletionOutput, told_elsewhere: bool) -> str:
+def _markdown(row: "GenerationRow", answer: "CompletionOutput", told_elsewhere: bool) -> str:
     text = row.markdown_of(answer)
     return (
         text
@@ -58,7 +58,7 @@ def _markdown(row: "GenerationRow", answer: CompletionOutput, told_elsewhere: bo
     )
 
 
-def _label(generation: "Generation", row: "GenerationRow", answer: CompletionOutput) -> str:
+def _label(generation: "Generation", row: "GenerationRow", answer: "CompletionOutput") -> str:
     """ "[2]", "[2.1]" for one of several answers to the second of several prompts; with the prompt's beginning."""
     number = generation.rows.index(row) + 1
     if len(generation.rows) == 1:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from llmkernel.llm.outputs import CompletionOutput, RequestOutput
 from llmkernel.notebook.brief_errors import brief
-from llmkernel.notebook.cells import Cells
+from llmkernel.notebook.cells import Cells, is_terminal
 from llmkernel.notebook.final_bundle import final_bundle
 from llmkernel.notebook.generation_metrics import GenerationMetrics
 from llmkernel.notebook.generation_row import GenerationRow
@@ -71,7 +71,7 @@ class Generation:
         ]
         self._slot = slot
         self._cells = cells
-        self._cell_serial = cells.serial if cells is not None else 0
+        self._cell_serial = -1
         self._tasks: list[asyncio.Task[None]] = []
         self._ended: asyncio.Task[None] | None = None
         self._growth = asyncio.Event()
@@ -243,6 +243,7 @@ class Generation:
     def _start(self) -> "asyncio.Task[None]":
         if self._ended is None:
             loop = asyncio.get_running_loop()
+            self._cell_serial = self._cells.serial if self._cells is not None else -1
             self._tasks = [
                 loop.create_task(self._run(row), name=f"llmkernel-req-{row.request_id}")
                 for row in self.rows
@@ -291,6 +292,8 @@ class Generation:
         """As the value of a cell: nothing in the cell that shows it already, the answer in any other."""
         if not self.shown_here:
             self.show()
+        elif self._cells is not None and is_terminal(self._cells.shell):
+            print(repr(self))  # noqa: T201 - the terminal has written "Out[n]: " already
 
 
 def _loop_runs() -> bool:

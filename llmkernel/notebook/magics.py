@@ -1,23 +1,26 @@
 """The magics: %%generate, %generate and %llm."""
 
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 
 from llmkernel.config import EngineArgs, format_bytes
 from llmkernel.errors import LLMKernelError
-from llmkernel.notebook.arguments import help_text, parse_line, split_words
+from llmkernel.notebook.arguments import help_text, parse_line, split_words, unquote
 from llmkernel.notebook.brief_errors import brief
-from llmkernel.notebook.display import answer_view, is_terminal
-from llmkernel.notebook.generation import Generation
+from llmkernel.notebook.cells import is_terminal
+from llmkernel.notebook.display import answer_view
 from llmkernel.notebook.interpolation import interpolate
-from llmkernel.notebook.load_line import show_load
+from llmkernel.notebook.load_view import show_load
 from llmkernel.notebook.options import GENERATE, LOAD, LOGS, SETTINGS, STOP, UNLOAD
 from llmkernel.notebook.plain_text import clean_text
 from llmkernel.notebook.prompts import Prompt, prompts_from
 from llmkernel.notebook.session import Session, Work
 from llmkernel.notebook.status_text import generation_table, status_text
+
+if TYPE_CHECKING:
+    from llmkernel.notebook.generation import Generation
 
 __all__ = ["LATER", "VERBS", "LLMMagics"]
 
@@ -45,7 +48,7 @@ class LLMMagics(Magics):
         self.session = session
 
     @line_cell_magic
-    def generate(self, line: str, cell: str | None = None) -> Generation:
+    def generate(self, line: str, cell: str | None = None) -> "Generation":
         """Its help is made from the table of options, below."""
         command = "%generate" if cell is None else "%%generate"
         options, rest = parse_line(line, GENERATE, command=command)
@@ -70,7 +73,7 @@ class LLMMagics(Magics):
         except LLMKernelError as error:
             raise brief(error) from None
 
-    def _submit(self, options: dict[str, Any], text: str, command: str) -> Generation:
+    def _submit(self, options: dict[str, Any], text: str, command: str) -> "Generation":
         output, interpolated = options.pop("output", None), options.pop("interpolate", False)
         variable = options.pop("prompts", None)
         merged = self.session.settings.merged(options)
@@ -95,13 +98,15 @@ class LLMMagics(Magics):
         self._say_what_is_not_awaited(generation, output)
         return generation
 
-    def _say_what_is_not_awaited(self, generation: Generation, output: str | None) -> None:
+    def _say_what_is_not_awaited(self, generation: "Generation", output: str | None) -> None:
         name = output or "_"
         if not generation.options.get("background"):
             if not self.shell.autoawait:
                 self._print(f"%autoawait is off, so the cell does not wait; {name} is the handle of the request.")
         elif is_terminal(self.shell):
-            self._print(f"In a terminal a background request only advances while a cell awaits: `await {name}`.")
+            self._print(
+                "In a terminal a background request only advances while a cell awaits something, its result say."
+            )
 
     def _load(self, rest: str) -> Work:
         words = rest.split(maxsplit=1)
@@ -146,6 +151,7 @@ class LLMMagics(Magics):
         changes = {}
         for word in split_words(rest):
             name, equals, text = word.partition("=")
+            text = unquote(text)
             if not equals:
                 raise UsageError(f"{word!r}: write NAME=VALUE, for example max_tokens=64; NAME= takes it back.")
             plain = name.lstrip("-").replace("-", "_")

@@ -62,7 +62,10 @@ def _parser() -> Any:
     from markdown_it import MarkdownIt  # lazy: %load_ext stays fast
 
     parser = MarkdownIt("commonmark")
-    parser.core.ruler.enable(["normalize", "block"], True)  # blocks only: inline text is scanned here
+    parser.core.ruler.enableOnly(["normalize", "block"])  # blocks only: inline text is scanned here
+    parser.disable(
+        ["html_block", "reference"]
+    )  # there is no HTML once we are done; looking for references is quadratic
     return parser
 
 
@@ -152,7 +155,7 @@ def _replacement(mark: str, part: str, at: int, whole: str, offset: int) -> tupl
     if mark == "![":
         return _image(part, at)
     if mark in ("](", "]:"):
-        if _is_safe_destination(whole[offset + after :]):
+        if _is_safe_destination(whole, offset + after):
             return mark, after
         return ("]&#40;" if mark == "](" else "]&#58;"), after
     return mark, after  # a backslash and what it escapes
@@ -165,8 +168,8 @@ def _image(part: str, at: int) -> tuple[str, int]:
     return ("[", at + 2) if image[1].strip() else ("[image", at + 2)
 
 
-def _is_safe_destination(text: str) -> bool:
-    found = _DESTINATION.match(text)
+def _is_safe_destination(text: str, position: int) -> bool:
+    found = _DESTINATION.match(text, position)
     if found is None:
         return False
     target = found[1] if found[1] is not None else found[2]

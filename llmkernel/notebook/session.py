@@ -3,16 +3,18 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmkernel.config import DEFAULT_MODEL, EngineArgs, format_bytes
 from llmkernel.errors import InvalidRequestError
 from llmkernel.notebook.brief_errors import brief
 from llmkernel.notebook.cells import Cells
-from llmkernel.notebook.generation import AnswerView, Generation
-from llmkernel.notebook.model_slot import ModelSlot
 from llmkernel.notebook.prompts import Prompt
 from llmkernel.notebook.settings import Settings, sampling_params
+
+if TYPE_CHECKING:
+    from llmkernel.notebook.generation import AnswerView, Generation
+    from llmkernel.notebook.model_slot import ModelSlot
 
 __all__ = ["Session", "Work"]
 
@@ -101,7 +103,7 @@ class Session:
         task.set_name(f"llmkernel-load-{slot.name}")
         return Work(task, self.cells, lambda: self._end_load(slot))
 
-    def start_load(self, args: EngineArgs, name: str, executor_class: str | None = None) -> ModelSlot:
+    def start_load(self, args: EngineArgs, name: str, executor_class: str | None = None) -> "ModelSlot":
         """The slot called `name`: the one that is there if it was loaded with the same `args`, else a new one."""
         slot = self.models.get(name)
         if slot is not None and slot.state in ("loading", "ready"):
@@ -114,6 +116,9 @@ class Session:
         else:
             if slot is not None:
                 slot.shutdown()
+            # lazy: numpy, tokenizers and jinja2 take 0.13 s that %load_ext need not take
+            from llmkernel.notebook.model_slot import ModelSlot
+
             slot = self.models[name] = ModelSlot(name, args, executor_class)
             slot.listeners.append(lambda: self._forget_failed(slot))
         self.default = name
@@ -128,7 +133,7 @@ class Session:
         task.set_name(f"llmkernel-unload-{'-'.join(slot.name for slot in slots)}")
         return Work(task, self.cells, lambda: "the unloading goes on.")
 
-    def slot(self, name: str | None = None, *, only: bool = False) -> ModelSlot:
+    def slot(self, name: str | None = None, *, only: bool = False) -> "ModelSlot":
         """The model called `name`, or the default one. only: without a name there must not be several."""
         if name is not None:
             if name not in self.models:
@@ -145,7 +150,7 @@ class Session:
             raise brief(InvalidRequestError(f"Several models are loaded; name one of {', '.join(self.models)}."))
         return self.models[self.default or next(iter(self.models))]
 
-    def generate(self, prompts: str | Prompt | Sequence[str | Prompt], **options: Any) -> Generation:
+    def generate(self, prompts: str | Prompt | Sequence[str | Prompt], **options: Any) -> "Generation":
         """Submit one request per prompt; a handle at once. options: those of `%%generate`, with underscores.
 
         With no model loaded the default one is loaded.
@@ -156,8 +161,8 @@ class Session:
         self,
         prompts: str | Prompt | Sequence[str | Prompt],
         options: Mapping[str, Any],
-        view: Callable[[Generation], AnswerView | None] | None = None,
-    ) -> Generation:
+        view: "Callable[[Generation], AnswerView | None] | None" = None,
+    ) -> "Generation":
         """As `generate`, with settings that are merged already and something that shows the answer."""
         rows = [prompts] if isinstance(prompts, str | Prompt) else list(prompts)
         made = [row if isinstance(row, Prompt) else Prompt(row) for row in rows]
@@ -167,22 +172,24 @@ class Session:
             raise brief(InvalidRequestError("The prompt is empty; write one.", parameter="prompt"))
         sampling_params(options)  # mistakes are told before anything is loaded
         slot = self.slot_or_default(options.get("model"))
+        from llmkernel.notebook.generation import Generation  # lazy: see start_load
+
         self._count += 1
         generation = Generation(f"g{self._count}", slot, made, options, cells=self.cells, view=view)
         self.generations.append(generation)
         return generation
 
-    def slot_or_default(self, name: str | None = None) -> ModelSlot:
+    def slot_or_default(self, name: str | None = None) -> "ModelSlot":
         """As `slot`; with nothing loaded and no name, the default model is loaded."""
         if name is None and not self.models:
             return self.start_load(EngineArgs(), DEFAULT_MODEL)
         return self.slot(name)
 
-    def running(self) -> list[Generation]:
+    def running(self) -> "list[Generation]":
         """Generations that have not ended, oldest first."""
         return [generation for generation in self.generations if not generation.done]
 
-    def generation(self, id: str | None = None) -> Generation:
+    def generation(self, id: str | None = None) -> "Generation":
         """The generation called `id`, or the newest."""
         found = [one for one in self.generations if id is None or one.id == id]
         if not found:
@@ -206,24 +213,24 @@ class Session:
     def __repr__(self) -> str:
         return f"<Session: {', '.join(map(repr, self.models.values())) or 'no model'}>"
 
-    def _remove(self, slot: ModelSlot) -> None:
+    def _remove(self, slot: "ModelSlot") -> None:
         for generation in self.running():
             if generation.model == slot.name:
                 generation.cancel()
         slot.cancel_load()
         self._drop(slot)
 
-    def _drop(self, slot: ModelSlot) -> None:
+    def _drop(self, slot: "ModelSlot") -> None:
         if self.models.get(slot.name) is slot:
             del self.models[slot.name]
         if self.default == slot.name:
             self.default = next(reversed(self.models), None)
 
-    def _forget_failed(self, slot: ModelSlot) -> None:
+    def _forget_failed(self, slot: "ModelSlot") -> None:
         if slot.state == "failed":
             self._drop(slot)
 
-    def _end_load(self, slot: ModelSlot) -> str:
+    def _end_load(self, slot: "ModelSlot") -> str:
         """Interrupt of a load ends the engine process and frees everything."""
         if not slot.loading:
             return f"{slot.name} is loaded."
@@ -232,6 +239,6 @@ class Session:
         return f"the load of {slot.name} was ended, {format_bytes(given_back)} given back."
 
 
-async def _shut_down(slots: Sequence[ModelSlot]) -> dict[str, int]:
+async def _shut_down(slots: "Sequence[ModelSlot]") -> dict[str, int]:
     given_back = await asyncio.gather(*(asyncio.to_thread(slot.shutdown) for slot in slots))
     return {slot.name: held for slot, held in zip(slots, given_back, strict=True)}

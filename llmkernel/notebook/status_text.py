@@ -1,13 +1,16 @@
 """What `%llm status` and `%llm ps` print."""
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from llmkernel.config import format_bytes
-from llmkernel.notebook.generation import Generation
 from llmkernel.notebook.load_line import load_line, model_line
-from llmkernel.notebook.model_slot import ModelSlot
 from llmkernel.notebook.plain_text import clean_text
 from llmkernel.notebook.session import Session
+
+if TYPE_CHECKING:
+    from llmkernel.notebook.generation import Generation
+    from llmkernel.notebook.model_slot import ModelSlot
 
 __all__ = ["generation_table", "status_text"]
 
@@ -21,7 +24,7 @@ def status_text(session: Session) -> str:
     return "\n".join(_model(slot, slot.name == session.default) for slot in session.models.values())
 
 
-def generation_table(generations: Iterable[Generation]) -> str:
+def generation_table(generations: "Iterable[Generation]") -> str:
     """One line per generation: id, model, state, tokens, the prompt's beginning."""
     rows = [_row(generation) for generation in generations]
     if not rows:
@@ -32,7 +35,7 @@ def generation_table(generations: Iterable[Generation]) -> str:
     )
 
 
-def _model(slot: ModelSlot, is_default: bool) -> str:
+def _model(slot: "ModelSlot", is_default: bool) -> str:
     if slot.state == "loading":
         return load_line(slot)
     head = f"{slot.name}{' (default)' if is_default else ''}: {slot.state}"
@@ -51,7 +54,7 @@ def _model(slot: ModelSlot, is_default: bool) -> str:
     return "\n".join(lines)
 
 
-def _row(generation: Generation) -> tuple[str, str, str, str, str]:
+def _row(generation: "Generation") -> tuple[str, str, str, str, str]:
     words = " ".join(clean_text(generation.rows[0].prompt.text).split())
     short = words if len(words) <= _PROMPT_LENGTH else words[: _PROMPT_LENGTH - 1] + "…"
     more = f" (+{len(generation.rows) - 1})" if len(generation.rows) > 1 else ""
