@@ -1,6 +1,7 @@
 """EngineCore: the engine without sockets. Add, abort, and `step()` = schedule, execute, update."""
 
 import contextlib
+import importlib.metadata
 import os
 import queue
 import time
@@ -10,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from llmkernel import __version__
 from llmkernel.config import EngineArgs
 from llmkernel.engine.executor import Executor, ExecutorFacts, ReportProgress
 from llmkernel.engine.kv_cache.manager import KVCacheManager
@@ -250,7 +250,7 @@ class EngineCore:
 
     def _describe(self, facts: ExecutorFacts) -> EngineCoreReadyResponse:
         return EngineCoreReadyResponse(
-            version=__version__,
+            version=importlib.metadata.version("llmkernel"),  # the root package's names reach up to the notebook
             pid=os.getpid(),
             max_model_len=self.scheduler.max_model_len,
             num_gpu_blocks=facts.num_blocks,
