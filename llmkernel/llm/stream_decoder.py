@@ -28,7 +28,18 @@ class StreamDecoder:
     of them into U+FFFD if one is wrong, so a run is delivered when it ends (or is long).
     """
 
-    __slots__ = ("_backend", "_byte_ids", "_context", "_junk", "_pending", "_run", "_skip", "_skipped_ids", "_stream")
+    __slots__ = (
+        "_backend",
+        "_byte_ids",
+        "_context",
+        "_junk",
+        "_pending",
+        "_run",
+        "_skip",
+        "_skipped_ids",
+        "_spoiled",
+        "_stream",
+    )
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, skip_special_tokens: bool) -> None:
         self._backend = tokenizer.backend
@@ -37,6 +48,7 @@ class StreamDecoder:
         self._context: list[int] = []  # tokens whose text is out and stands before that of the pending ones
         self._pending: list[int] = []  # tokens that have not been delivered in full
         self._run: list[int] = []  # the byte tokens at the end of `_pending`, not yet given to the stream
+        self._spoiled = False  # the run that goes on is no UTF-8, and what came of it was delivered
         self._skip = 0  # characters at the start of the next piece that are out already
         self._junk = 0  # U+FFFD after these that are the prompt's, if that is what they turn out to be
         self._prime(prompt_ids)
@@ -45,10 +57,10 @@ class StreamDecoder:
         """The text that this token completes; "" while a character is open, and for a skipped special token."""
         if token_id in self._skipped_ids:
             return ""
-        self._pending.append(token_id)
         if token_id in self._byte_ids:
-            self._run.append(token_id)
-            return self._push_long_run() if len(self._run) >= _MAX_BYTE_RUN else ""
+            return self._push_byte(token_id)
+        self._spoiled = False
+        self._pending.append(token_id)
         if not self._run:
             return self._feed(token_id)
         run, self._run = self._run, []
@@ -118,9 +130,20 @@ class StreamDecoder:
         self._restart(self._pending[-_CONTEXT:], junk=0)
         return text if self._byte_ids else text[:-1]
 
-    def _push_long_run(self) -> str:
-        """Of a long run of byte tokens, deliver the characters that are whole; all of it if it is no UTF-8."""
-        length = self._whole_run_length() or len(self._run)
+    def _push_byte(self, token_id: int) -> str:
+        """A byte token waits for the end of its run; of a long run, the whole characters are delivered before."""
+        if self._spoiled:
+            return REPLACEMENT
+        self._pending.append(token_id)
+        self._run.append(token_id)
+        if len(self._run) < _MAX_BYTE_RUN:
+            return ""
+        length = self._whole_run_length()
+        if not length:  # no UTF-8, so every byte of the run is one U+FFFD, those to come included
+            self._spoiled, self._run = True, []
+            text = self._strip_known(self._pending_text())
+            self._restart(self._pending[-1:], junk=0)
+            return text
         ready, self._run = self._run[:length], self._run[length:]
         self._pending = self._pending[: len(self._pending) - len(self._run)]
         piece = self._feed(ready)

@@ -56,7 +56,7 @@ TEMPLATES = {
 {% endfor %}""",  # noqa: E501
     "generation": """{%- for m in messages %}{% if m.role == 'assistant' %}A: {% generation %}{{ m.content }}{{ eos_token }}
 {% endgeneration %}{% else %}{{ m.role }}: {{ m.content }}
-{% endif %}{% endfor %}""",
+{% endif %}{% endfor %}""",  # noqa: E501
     "thinking": """{%- for m in messages %}
 {%- if m.reasoning_content is defined and m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}
 {%- set content = m.content.split('</think>')[-1].lstrip('\\n') if '</think>' in m.content else m.content %}
