@@ -270,8 +270,14 @@ class LLM:
     def _step(self, queues: Sequence[RequestOutputCollector]) -> None:
         """Wait for the engine's next message, unless another thread has brought something for these queues."""
         with self._step_lock:
-            if not any(queue.has_item for queue in queues):
+            if any(queue.has_item for queue in queues):
+                return
+            try:
                 self.llm_engine.step()
+            except EngineDeadError:
+                if not any(queue.has_item for queue in queues):
+                    raise
+                # each queue holds the error now, with what its request had generated
 
     def _abort(self, queues: Any) -> None:
         ids = [queue.request_id for queue in queues if queue.request_id]
