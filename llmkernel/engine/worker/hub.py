@@ -85,8 +85,15 @@ def fetch(repo: str, revision: str | None, select: Select, report: ReportProgres
     total = sum(sizes[name] for name in wanted if not _cached_file(repo, name, info.sha))
     if _free() < total:
         raise _no_space(repo, total)
+
+    def tell(done: int) -> None:
+        if total:
+            report("download", min(done, total), total, repo)
+
     try:
-        folder = _Download(repo, revision, endpoint, wanted).wait(lambda done: report("download", done, total, repo))
+        tell(0)
+        folder = _Download(repo, revision, endpoint, wanted).wait(tell)
+        tell(total)
     except Exception as error:  # as above
         raise _explain(error, repo, revision, endpoint, total) from error
     return Path(folder)
@@ -189,7 +196,7 @@ def _explain(error: Exception, repo: str, revision: str | None, endpoint: str, n
             parameter="revision",
             value=revision,
         )
-    if isinstance(error, errors.RepositoryNotFoundError | errors.HFValidationError):
+    if isinstance(error, errors.RepositoryNotFoundError | errors.HFValidationError) or status == 404:
         return InvalidRequestError(
             f"There is no model {repo!r} at {endpoint}; check the name (a private one needs HF_TOKEN).",
             parameter="model",
