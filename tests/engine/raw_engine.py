@@ -47,20 +47,25 @@ def make_request(
 
 
 class RawEngine:
-    """Owns the process and the sockets of `num_clients` clients. Use it with `with`."""
+    """Owns the process and the sockets of `num_clients` clients; the engine has `others` more, which the test brings.
 
-    def __init__(self, model: str = "fake:step_ms=0", num_clients: int = 1, output_hwm: int = 64, **args: Any) -> None:
+    Use it with `with`.
+    """
+
+    def __init__(
+        self, model: str = "fake:step_ms=0", num_clients: int = 1, others: int = 0, output_hwm: int = 64, **args: Any
+    ) -> None:
         self.run = RunDirectory()
         self.ctx = zmq.Context()
         self.progress: list[Progress] = []
         self.registrations: list[EngineCoreReadyResponse] = []
         addresses = EngineAddresses(
-            [self.run.address(f"in{i}") for i in range(num_clients)],
-            [self.run.address(f"out{i}") for i in range(num_clients)],
+            [self.run.address(f"in{i}") for i in range(num_clients + others)],
+            [self.run.address(f"out{i}") for i in range(num_clients + others)],
         )
-        self.inputs = [make_zmq_socket(self.ctx, path, zmq.ROUTER, linger=0) for path in addresses.inputs]
+        self.inputs = [make_zmq_socket(self.ctx, path, zmq.ROUTER, linger=0) for path in addresses.inputs[:num_clients]]
         self.outputs = [
-            make_zmq_socket(self.ctx, path, zmq.PULL, linger=0, hwm=output_hwm) for path in addresses.outputs
+            make_zmq_socket(self.ctx, path, zmq.PULL, linger=0, hwm=output_hwm) for path in addresses.outputs[:num_clients]
         ]
         self.handshake = make_zmq_socket(self.ctx, self.run.address("hs"), zmq.ROUTER, linger=0)
         self._encoder = MsgpackEncoder()
