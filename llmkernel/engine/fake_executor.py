@@ -196,9 +196,9 @@ class FakeExecutor(Executor):
     def _play_accidents(self, scheduled: list[FakeRequest]) -> None:
         settings = self._settings
         for request in scheduled:
-            if settings.crash_token in request.prompt_token_ids:
+            if _holds(request, settings.crash_token):
                 os._exit(CRASH_EXIT_CODE)
-            if settings.raise_token in request.prompt_token_ids:
+            if _holds(request, settings.raise_token):
                 raise RuntimeError(f"the prompt of {request.request_id} holds raise_token {settings.raise_token}")
 
     def _write_and_verify(self, step: SchedulerOutput, scheduled: list[FakeRequest]) -> None:
@@ -215,7 +215,7 @@ class FakeExecutor(Executor):
         output = ModelRunnerOutput({})
         for request in scheduled:
             request_id = request.request_id
-            if self._settings.fail_token in request.prompt_token_ids:
+            if _holds(request, self._settings.fail_token):
                 output.errors[request_id] = f"the prompt holds fail_token {self._settings.fail_token}"
                 continue
             request.num_computed_tokens += step.num_scheduled_tokens[request_id]
@@ -236,6 +236,10 @@ class FakeExecutor(Executor):
             token_id = fake_next_token(request.token_ids, eos_every=self._settings.eos_every)
         masked = request.num_output_tokens < request.sampling_params.min_tokens
         return ord("z") if masked and token_id == request.eos_token_id else token_id
+
+
+def _holds(request: FakeRequest, token_id: int) -> bool:
+    return token_id >= 0 and token_id in request.prompt_token_ids
 
 
 def _sleep_ms(milliseconds: float) -> None:

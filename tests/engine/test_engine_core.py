@@ -87,7 +87,6 @@ def test_what_can_never_run_is_refused_with_numbers(options: dict, parameter: st
     assert not engine.core.has_requests()
 
 
-@pytest.mark.row("A-067", "A-071")
 @pytest.mark.parametrize("options", UNBUILT, ids=[next(iter(options)) for options in UNBUILT])
 def test_what_is_not_built_is_refused_by_name(options: dict) -> None:
     engine = Engine()

@@ -221,6 +221,7 @@ def test_budget_of_a_victim_that_was_scheduled_already_goes_to_the_others() -> N
     assert engine.tokens("reader") == fake_answer([3] * 9, 1)
 
 
+@pytest.mark.row("A-070")
 def test_priority_decides_who_is_admitted() -> None:
     engine = Engine(max_num_seqs=1, scheduling_policy="priority")
     for name, priority in (("late", 5), ("early", -1), ("middle", 0)):
