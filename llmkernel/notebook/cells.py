@@ -19,7 +19,8 @@ class Cells:
     """The shell's cells, as its events tell them.
 
     serial: changes with every cell. task: the task that runs the newest cell, None outside of one. interrupted:
-    Interrupt (SIGINT) has come since this cell began to wait for us. shell: the InteractiveShell.
+    Interrupt (SIGINT) has come since this cell began to wait for us. raw: the newest cell as it was typed. shell: the
+    InteractiveShell.
     """
 
     def __init__(self, shell: Any) -> None:
@@ -27,6 +28,7 @@ class Cells:
         self.serial = 0
         self.task: asyncio.Task[Any] | None = None
         self.interrupted = False
+        self.raw = ""
         self._depth = 0
         self._waiting = 0
         self._previous: Any = None
@@ -69,9 +71,10 @@ class Cells:
         """Make `value` the shell's `_`, as if the cell had ended with it."""
         self.shell.displayhook.update_user_ns(value)
 
-    def _begin(self, _info: object) -> None:
+    def _begin(self, info: Any) -> None:
         if threading.current_thread() is not threading.main_thread():
             return  # a subshell's cell
+        self.raw = getattr(info, "raw_cell", "")
         task = None
         with contextlib.suppress(RuntimeError):  # no running loop: the cell is synchronous
             task = asyncio.current_task()

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from llmkernel.errors import RequestFailedError
 from llmkernel.llm.async_llm import AsyncLLM
 from llmkernel.llm.outputs import CompletionOutput, RequestOutput
 from llmkernel.notebook.markdown_safety import safe_markdown
@@ -74,6 +75,12 @@ class GenerationRow:
         else:
             self.output.add(output, aggregate=True)
         self.done = self.output.finished
+        failed = [answer for answer in self.output.outputs if answer.finish_reason == "error"]
+        if self.done and failed:
+            reason = failed[0].stop_reason or "no reason was given"
+            self.error = RequestFailedError(
+                f"The request failed in the engine: {reason}", request_id=self.request_id, partial=self.output
+            )
 
     def fail(self, error: Exception) -> None:
         if not self.done:

@@ -11,6 +11,7 @@ from llmkernel.notebook.arguments import help_text, parse_line, split_words, unq
 from llmkernel.notebook.brief_errors import brief
 from llmkernel.notebook.cells import is_terminal
 from llmkernel.notebook.display import answer_view
+from llmkernel.notebook.exact_body import exact_body
 from llmkernel.notebook.interpolation import interpolate
 from llmkernel.notebook.load_view import show_load
 from llmkernel.notebook.options import GENERATE, LOAD, LOGS, SETTINGS, STOP, UNLOAD
@@ -54,7 +55,8 @@ class LLMMagics(Magics):
         options, rest = parse_line(line, GENERATE, command=command)
         if cell is not None and rest and not rest.startswith("#"):
             raise UsageError(f"{rest!r} stands after the options; the prompt goes into the lines below %%generate.")
-        text = rest if cell is None else cell.removesuffix("\n")  # IPython ends every cell with one
+        raw = self.session.cells.raw if self.session.cells is not None else ""
+        text = rest if cell is None else exact_body(raw, "generate", cell)
         try:
             return self._submit(options, text, command)
         except LLMKernelError as error:

@@ -114,7 +114,11 @@ class Kernel:
     def value(self, expression: str) -> Any:
         """The value of an expression, by repr and eval."""
         reply = self.client.execute_interactive(
-            "", user_expressions={"value": f"({expression})"}, output_hook=lambda _: None, timeout=20, store_history=False
+            "",
+            user_expressions={"value": f"({expression})"},
+            output_hook=lambda _: None,
+            timeout=20,
+            store_history=False,
         )
         result = reply["content"]["user_expressions"]["value"]
         assert result["status"] == "ok", result
@@ -156,5 +160,3 @@ def running_kernel(folder: Path, *cells: str) -> Iterator[Kernel]:
 def _environment() -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     return environment | {"PYDEVD_DISABLE_FILE_VALIDATION": "1", "OMP_NUM_THREADS": "1"}
-
-

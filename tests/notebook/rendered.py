@@ -7,9 +7,9 @@ from nbconvert.filters.markdown_mistune import markdown2html_mistune
 
 __all__ = ["dangers_in", "renderings"]
 
-_TAGS = frozenset(
-    "p a h1 h2 h3 h4 h5 h6 ul ol li dl dt dd pre code div span em strong blockquote hr br table thead tbody tr th td"
-    " del s sup section".split()
+_TAGS = (
+    " p a h1 h2 h3 h4 h5 h6 ul ol li dl dt dd pre code div span em strong blockquote hr br table thead tbody tr th td"
+    " del s sup section "
 )
 _SCHEMES = ("javascript:", "data:", "vbscript:", "file:")
 
@@ -20,7 +20,7 @@ class _Watch(HTMLParser):
         self.found: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in _TAGS:
+        if f" {tag} " not in _TAGS:
             self.found.append(f"<{tag}>")
         for name, value in attrs:
             target = (value or "").strip().lower()
@@ -47,7 +47,7 @@ def dangers_in(html: str) -> list[str]:
 
 
 def renderings(markdown: str) -> dict[str, str]:
-    """As nbconvert makes HTML of it (mistune, nothing sanitised), and as CommonMark with HTML and every link allowed."""
+    """As nbconvert makes HTML of it (mistune, nothing sanitised), and as CommonMark with HTML and any link allowed."""
     commonmark = MarkdownIt("commonmark", {"html": True}).enable("table")
     commonmark.validateLink = lambda _url: True  # type: ignore[method-assign]
     return {"nbconvert": markdown2html_mistune(markdown), "commonmark": commonmark.render(markdown)}

@@ -45,13 +45,31 @@ def test_hostile_markdown_is_inert(text: str) -> None:
     assert "\\href{javascript" not in safe and "\\href {" not in safe
 
 
-FRAGMENTS = (
-    ["`", "``", "```", "````", "~~~", "\n", "\n\n", "    ", "  ", "- ", "1. ", "> ", "\t", "|", "|---|\n", "word", "# "]
-    + ["<script>x()</script>", "<img src=x onerror=y()>", "<b>", "</b>", "<div", "<!--", "-->", "&lt;", '"', "'", ":"]
-    + ["![a](http://e/x.png)", "![a][r]", "[r]: http://e/x.png", "[r]: javascript:x()", "[a](javascript:x())", "[a][r]"]
-    + ["$", "$$", "\\", "\\`", "[", "]", "(", ")", "!", "<javascript:x()>", "<http://e>", "http://x", "\\begin{x}"]
-    + ["\\end{x}", "\\(", "\\)", "\\href{javascript:x()}{y}", "===", "*", "_", "data:text/html,x", "[^1]: ", "{", "}"]
-)
+FRAGMENTS = [
+    *(
+        "`",
+        "``",
+        "```",
+        "````",
+        "~~~",
+        "\n",
+        "\n\n",
+        "    ",
+        "  ",
+        "- ",
+        "1. ",
+        "> ",
+        "\t",
+        "|",
+        "|---|\n",
+        "word",
+        "# ",
+    ),
+    *("<script>x()</script>", "<img src=x onerror=y()>", "<b>", "</b>", "<div", "<!--", "-->", "&lt;", '"', "'", ":"),
+    *("![a](http://e/x.png)", "![a][r]", "[r]: http://e/x.png", "[r]: javascript:x()", "[a](javascript:x())", "[a][r]"),
+    *("$", "$$", "\\", "\\`", "[", "]", "(", ")", "!", "<javascript:x()>", "<http://e>", "http://x", "\\begin{x}"),
+    *("\\end{x}", "\\(", "\\)", "\\href{javascript:x()}{y}", "===", "*", "_", "data:text/html,x", "[^1]: ", "{", "}"),
+]
 
 
 @settings(max_examples=250, deadline=None)
