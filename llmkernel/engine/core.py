@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from llmkernel.config import EngineArgs
-from llmkernel.engine.executor import Executor, ExecutorFacts, ReportProgress
+from llmkernel.engine.executor import Executor
+from llmkernel.engine.executor_facts import ExecutorFacts, ReportProgress
 from llmkernel.engine.kv_cache.manager import KVCacheManager
 from llmkernel.engine.pause_control import PauseControl
 from llmkernel.engine.request import Request, RequestStatus

@@ -1,37 +1,15 @@
 """Executor: what runs the model for EngineCore. UniProcExecutor runs it in the engine's own process."""
 
 import abc
-import dataclasses
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from llmkernel.config import EngineArgs
+from llmkernel.engine.executor_facts import ExecutorFacts, ReportProgress
 from llmkernel.engine.scheduler.output import ModelRunnerOutput, SchedulerOutput
-from llmkernel.protocol.handshake import ModelFacts, TokenizerFacts
 
-__all__ = ["Executor", "ExecutorFacts", "ReportProgress", "UniProcExecutor", "resolve_executor_class"]
-
-ReportProgress = Callable[[str, int, int, str], None]
-"""(stage, done, total, detail): see handshake.Progress."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ExecutorFacts:
-    """What is known once the model is loaded and the KV pool stands.
-
-    num_blocks: of the pool, the null block 0 included. block_size: tokens. max_model_len: tokens, at most what the
-    model and the pool allow.
-    """
-
-    model: ModelFacts
-    tokenizer: TokenizerFacts
-    num_blocks: int
-    block_size: int
-    max_model_len: int
-    kv_cache_bytes: int
-    num_threads: int
-    load_timings: dict[str, float] = dataclasses.field(default_factory=dict)
+__all__ = ["Executor", "UniProcExecutor", "resolve_executor_class"]
 
 
 class Executor(abc.ABC):

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from llmkernel.config import EngineArgs
-from llmkernel.engine.executor import Executor, ExecutorFacts, ReportProgress
+from llmkernel.engine.executor import Executor
+from llmkernel.engine.executor_facts import ExecutorFacts, ReportProgress
 from llmkernel.engine.fake_kv import FakeKVCache, FakeRequest, FakeStepError
 from llmkernel.engine.fake_tokenizer import EOS_TOKEN_ID, NUM_TOKENS, fake_tokenizer_facts
 from llmkernel.engine.scheduler.output import ModelRunnerOutput, SchedulerOutput

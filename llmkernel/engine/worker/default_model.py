@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from llmkernel.engine.executor import ReportProgress
+from llmkernel.engine.executor_facts import ReportProgress
 from llmkernel.engine.worker.model_cache import ModelCache
 from llmkernel.errors import EngineStartupError
 

@@ -9,7 +9,7 @@ import json
 import math
 from pathlib import Path
 
-from llmkernel.engine.executor import ReportProgress
+from llmkernel.engine.executor_facts import ReportProgress
 from llmkernel.engine.worker.gguf_architectures import describe
 from llmkernel.engine.worker.gguf_reader import GGUFFile
 from llmkernel.engine.worker.gguf_tokenizer import write_tokenizer

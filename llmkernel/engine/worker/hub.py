@@ -15,7 +15,7 @@ from huggingface_hub import constants, errors
 from huggingface_hub.utils import tqdm as hub_tqdm
 
 from llmkernel.config import format_bytes
-from llmkernel.engine.executor import ReportProgress
+from llmkernel.engine.executor_facts import ReportProgress
 from llmkernel.engine.worker.model_folder import find_weights
 from llmkernel.errors import EngineStartupError, InvalidRequestError, LLMKernelError
 

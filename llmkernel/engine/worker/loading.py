@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig
 
 from llmkernel.config import EngineArgs
-from llmkernel.engine.executor import ExecutorFacts, ReportProgress
+from llmkernel.engine.executor_facts import ExecutorFacts, ReportProgress
 from llmkernel.engine.worker.attention import ATTENTION, LayerSpec
 from llmkernel.engine.worker.hardware import resolve_device, resolve_dtype, resolve_num_threads
 from llmkernel.engine.worker.kv_store import KVStore, PagedKVStore

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.utils import logging as transformers_logging
 
 from llmkernel.config import EngineArgs
-from llmkernel.engine.executor import ReportProgress
+from llmkernel.engine.executor_facts import ReportProgress
 from llmkernel.engine.worker.hardware import resolve_device, resolve_dtype
 from llmkernel.engine.worker.model_files import ModelFiles, read_json
 from llmkernel.errors import EngineStartupError, UnsupportedFeatureError

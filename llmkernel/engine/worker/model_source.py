@@ -8,7 +8,7 @@ import hashlib
 from pathlib import Path
 
 from llmkernel.config import EngineArgs
-from llmkernel.engine.executor import ReportProgress
+from llmkernel.engine.executor_facts import ReportProgress
 from llmkernel.engine.worker.default_model import SHORT_NAMES, fetch_gguf
 from llmkernel.engine.worker.model_cache import ModelCache
 from llmkernel.engine.worker.model_files import ModelFiles

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from llmkernel.config import EngineArgs
-from llmkernel.engine.executor import ExecutorFacts, ReportProgress
+from llmkernel.engine.executor_facts import ExecutorFacts, ReportProgress
 from llmkernel.engine.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from llmkernel.engine.worker.memory import available_memory, resident_memory
 from llmkernel.errors import LLMKernelError, UnsupportedFeatureError
