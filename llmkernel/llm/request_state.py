@@ -43,6 +43,8 @@ class RequestState:
         self.prompt_token_ids = request.prompt_token_ids or []
         self.params: SamplingParams = params
         self.output_kind = params.output_kind
+        self._delta = params.output_kind == RequestOutputKind.DELTA
+        self._final_only = params.output_kind == RequestOutputKind.FINAL_ONLY
         self.parent_req = parent_req
         self.request_index = request_index
         self.queue = queue
@@ -85,15 +87,16 @@ class RequestState:
         if output.prefill_stats is not None:
             self.num_cached_tokens = output.prefill_stats.num_cached_tokens
         before = len(self.detokenizer.token_ids)
-        stop = self.detokenizer.update(output.new_token_ids, output.finish_reason == FinishReason.STOP)
-        if stop is None and output.finish_reason is not None:
+        reason = output.finish_reason
+        stop = self.detokenizer.update(output.new_token_ids, reason is not None and reason == FinishReason.STOP)
+        if stop is None and reason is not None:
             stop = self.detokenizer.flush()
         if self.logprobs is not None and output.new_logprobs is not None:
             kept = len(self.detokenizer.token_ids) - before
             self.logprobs.update(output.new_logprobs, kept, self.detokenizer.token_ids)
         if stop is not None:
             return FinishReason.STOP, stop
-        return output.finish_reason, output.stop_reason
+        return reason, output.stop_reason
 
     def make_request_output(
         self, finish_reason: FinishReason | None = None, stop_reason: int | str | None = None
@@ -103,7 +106,7 @@ class RequestState:
         if not finished:
             unsent = len(self.detokenizer.token_ids) - self._sent_tokens
             due = unsent >= self.stream_interval or (unsent and not self._sent_tokens)
-            if self.output_kind == RequestOutputKind.FINAL_ONLY or not due:
+            if self._final_only or not due:
                 return None
         completion = self._completion(finish_reason, stop_reason)
         outputs, all_finished = [completion], finished
@@ -139,17 +142,17 @@ class RequestState:
         return self._request_output([completion], finished=True)
 
     def _completion(self, finish_reason: FinishReason | None, stop_reason: int | str | None) -> CompletionOutput:
-        delta = self.output_kind == RequestOutputKind.DELTA
-        start = self._sent_tokens if delta else 0
-        self._sent_tokens = len(self.detokenizer.token_ids)
+        token_ids, logprobs = self.detokenizer.token_ids, self.logprobs
+        start = self._sent_tokens if self._delta else 0
+        self._sent_tokens = len(token_ids)
         return CompletionOutput(
-            index=self.request_index,
-            text=self.detokenizer.next_text(finished=finish_reason is not None, delta=delta),
-            token_ids=self.detokenizer.token_ids[start:],
-            cumulative_logprob=self.logprobs.cumulative_logprob if self.logprobs else None,
-            logprobs=self.logprobs.logprobs[start:] if self.logprobs else None,
-            finish_reason=str(finish_reason) if finish_reason is not None else None,
-            stop_reason=stop_reason,
+            self.request_index,
+            self.detokenizer.next_text(finished=finish_reason is not None, delta=self._delta),
+            token_ids[start:],
+            logprobs.cumulative_logprob if logprobs is not None else None,
+            logprobs.logprobs[start:] if logprobs is not None else None,
+            str(finish_reason) if finish_reason is not None else None,
+            stop_reason,
         )
 
     def _request_output(self, outputs: Sequence[CompletionOutput], *, finished: bool) -> RequestOutput:

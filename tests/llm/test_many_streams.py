@@ -17,7 +17,7 @@ PROMPT = "The same prompt for all three kinds, of some length. "
 
 @dataclass
 class _Stream:
-    """What one reader saw: text and ids by index, the reasons, and how often it was told that the stream is finished."""
+    """What one reader saw: text, ids and reason by index, and how often it heard that the stream is finished."""
 
     texts: dict[int, str] = field(default_factory=dict)
     ids: dict[int, list[int]] = field(default_factory=dict)
