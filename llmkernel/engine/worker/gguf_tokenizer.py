@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers, processors
 
 from llmkernel.engine.worker.gguf_reader import GGUFFile
-from llmkernel.engine.worker.token_ends import add_ends
 from llmkernel.errors import EngineStartupError
 
 __all__ = ["write_tokenizer"]
@@ -52,7 +51,7 @@ def write_tokenizer(file: GGUFFile, folder: Path) -> None:
     add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", given.get("tokenizer_type") == "llama"))
     add_eos = bool(metadata.get("tokenizer.ggml.add_eos_token", False))
     ends = named.get("bos_token") if add_bos else None, named.get("eos_token") if add_eos else None
-    tokenizer.post_processor = add_ends(tokenizer, *ends)
+    tokenizer.post_processor = _add_ends(tokenizer, *ends)
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",  # takes tokenizer.json as it is; a named class would rebuild it
         "clean_up_tokenization_spaces": False,
@@ -81,3 +80,12 @@ def _convert(file: GGUFFile, given: dict[str, Any]) -> Tokenizer:
             "give another one with tokenizer=FOLDER or a Hub id."
         ) from error
     return converted
+
+
+def _add_ends(tokenizer: Tokenizer, first: str | None, last: str | None) -> processors.TemplateProcessing:
+    """What puts a start token before a text and an end token after it; None adds nothing at that end."""
+    tokens = [(text, tokenizer.token_to_id(text)) for text in (first, last) if text]
+    before, after = (f"{first}:{{0}} " if first else ""), (f" {last}:{{0}}" if last else "")
+    single = before.format(0) + "$A:0" + after.format(0)
+    pair = f"{single} {before.format(1)}$B:1{after.format(1)}"
+    return processors.TemplateProcessing(single=single, pair=pair, special_tokens=tokens)

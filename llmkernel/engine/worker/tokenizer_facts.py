@@ -9,7 +9,6 @@ from tokenizers import AddedToken, Tokenizer
 from llmkernel.config import EngineArgs
 from llmkernel.engine.worker.model_cache import ModelCache
 from llmkernel.engine.worker.model_files import ModelFiles, read_json
-from llmkernel.engine.worker.token_ends import add_ends
 from llmkernel.errors import EngineStartupError, InvalidRequestError
 from llmkernel.protocol.handshake import TokenizerFacts
 
@@ -36,7 +35,7 @@ def read_tokenizer_facts(files: ModelFiles, args: EngineArgs) -> TokenizerFacts:
     special = _special_tokens(folder, config)
     fallback = _optional(files.folder / "config.json") | _optional(files.folder / "generation_config.json")
     ids = {name: _token_id(tokenizer, special, fallback, name) for name in ("bos", "eos", "pad")}
-    changed = _complete(tokenizer, config, special)
+    changed = _add_lacking(tokenizer, special)
     return TokenizerFacts(
         json=tokenizer.to_str() if changed else None,
         path=None if changed else str(path),
@@ -123,28 +122,12 @@ def _token_id(tokenizer: Tokenizer, special: dict[str, str], fallback: dict[str,
     return first if isinstance(first, int) else None
 
 
-def _complete(tokenizer: Tokenizer, config: dict[str, Any], special: dict[str, str]) -> bool:
-    """Add what tokenizer_config.json says and tokenizer.json lacks (special tokens, BOS and EOS); True if needed.
-
-    Truncation and padding, which some files have switched on, would change prompts: off.
-    """
-    changed = tokenizer.truncation is not None or tokenizer.padding is not None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
+def _add_lacking(tokenizer: Tokenizer, special: dict[str, str]) -> bool:
+    """Mark special tokens that an older tokenizer.json does not mark, as transformers does; True if there were any."""
     added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     lacking = [text for text in special.values() if text not in added and tokenizer.token_to_id(text) is not None]
     tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in lacking])
-    changed = changed or bool(lacking)
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return changed
-    bos = special.get("bos_token") if config.get("add_bos_token") else None
-    eos = special.get("eos_token") if config.get("add_eos_token") else None
-    first, last = [bos] if bos else [], [eos] if eos else []
-    plain = tokenizer.encode("a", add_special_tokens=False).tokens
-    if tokenizer.encode("a").tokens == first + plain + last:
-        return changed
-    tokenizer.post_processor = add_ends(tokenizer, bos, eos)
-    return True
+    return bool(lacking)
 
 
 def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
