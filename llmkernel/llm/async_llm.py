@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import secrets
+import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -11,27 +12,22 @@ from llmkernel.client.core_client import EngineCoreClient, make_async_mp_client
 from llmkernel.config import EngineArgs
 from llmkernel.errors import EngineDeadError, EngineStartupError, UnsupportedFeatureError
 from llmkernel.llm.admission import AdmissionAborted, Admissions
-from llmkernel.llm.input_processor import ChatPrompt, InputProcessor, PromptType
+from llmkernel.llm.input_processor import InputProcessor, check_params
 from llmkernel.llm.loggers import StatLogger
+from llmkernel.llm.output_handler import handle_outputs
 from llmkernel.llm.output_processor import OutputProcessor
 from llmkernel.llm.outputs import CompletionOutput, RequestOutput
 from llmkernel.llm.parallel_sampling import ParentRequest
+from llmkernel.llm.prompts import ChatPrompt, PromptType
 from llmkernel.llm.request_output_collector import RequestOutputCollector
-from llmkernel.llm.stats import IterationStats
 from llmkernel.llm.tokenizer import Tokenizer
-from llmkernel.logger import init_logger
 from llmkernel.protocol.handshake import EngineCoreReadyResponse, Progress
 from llmkernel.protocol.pooling_params import PoolingParams
 from llmkernel.protocol.requests import EngineCoreRequest, LoRARequest
 from llmkernel.protocol.sampling_params import SamplingParams
 from llmkernel.protocol.stats import SchedulerStats
 
-__all__ = ["OUTPUT_CHUNK", "AsyncLLM"]
-
-logger = init_logger(__name__)
-
-OUTPUT_CHUNK = 128
-"""Request outputs that are processed before the loop gets a turn."""
+__all__ = ["AsyncLLM"]
 
 
 class AsyncLLM:
@@ -124,12 +120,14 @@ class AsyncLLM:
         self._check_loop()
         if self.errored:
             raise self.dead_error
+        check_params(params)
         collector = RequestOutputCollector(params.output_kind, request_id)
         admission = self._admissions.enter(request_id)
         try:
             if self.facts is None:
                 await admission.run(self.ready())
             assert self.input_processor is not None
+            arrival_time = time.time() if arrival_time is None else arrival_time
             if self.input_processor.is_long(prompt):
                 work = asyncio.to_thread(self.input_processor.tokenize, prompt, tokenization_kwargs)
                 tokenized = await admission.run(work)
@@ -405,37 +403,12 @@ class AsyncLLM:
     def _run_output_handler(self) -> None:
         """Start the task that takes what the engine sends to the queues of the requests."""
         stat_logger = StatLogger() if self.log_stats else None
-        coroutine = _handle_outputs(self.engine_core, self.output_processor, stat_logger)
+        coroutine = handle_outputs(self.engine_core, self.output_processor, stat_logger)
         task = asyncio.get_running_loop().create_task(
             coroutine, name="llmkernel-output-handler", context=contextvars.Context()
         )
         self.output_handler = task
         weakref.finalize(self, _cancel_soon, task).atexit = False
-
-
-async def _handle_outputs(
-    engine_core: EngineCoreClient, output_processor: OutputProcessor, stat_logger: StatLogger | None
-) -> None:
-    """The output handler. It does not know the AsyncLLM, so that a forgotten one is collected."""
-    try:
-        while True:
-            outputs = await engine_core.get_output_async()
-            items = outputs.outputs
-            iteration_stats = IterationStats() if stat_logger is not None and items else None
-            for start in range(0, len(items), OUTPUT_CHUNK):
-                if start:
-                    await asyncio.sleep(0)
-                chunk = items[start : start + OUTPUT_CHUNK] if len(items) > OUTPUT_CHUNK else items
-                processed = output_processor.process_outputs(chunk, outputs.timestamp, iteration_stats)
-                if processed.reqs_to_abort:
-                    await engine_core.abort_requests_async(processed.reqs_to_abort)
-            output_processor.update_scheduler_stats(outputs.scheduler_stats)
-            if stat_logger is not None:
-                stat_logger.record(outputs.scheduler_stats, iteration_stats)
-    except Exception as error:  # whatever ends this must reach every stream that waits
-        if not isinstance(error, EngineDeadError):
-            logger.exception("The output handler ended.")
-        output_processor.propagate_error(error)
 
 
 def _aborted_output(request_id: str, prompt: PromptType | ChatPrompt) -> RequestOutput:

@@ -3,13 +3,13 @@
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from llmkernel.config import EngineArgs
 from llmkernel.errors import InvalidRequestError, UnsupportedFeatureError
 from llmkernel.llm.bad_words import encode_bad_words
 from llmkernel.llm.chat_template import ChatTemplate
+from llmkernel.llm.prompts import ChatPrompt, PromptType, TokenizedPrompt, take_apart
 from llmkernel.llm.tokenizer import Tokenizer
 from llmkernel.logger import init_logger
 from llmkernel.protocol.handshake import EngineCoreReadyResponse
@@ -17,40 +17,12 @@ from llmkernel.protocol.pooling_params import PoolingParams
 from llmkernel.protocol.requests import EngineCoreRequest, LoRARequest
 from llmkernel.protocol.sampling_params import SamplingParams
 
-__all__ = ["ChatPrompt", "InputProcessor", "PromptType", "TokenizedPrompt"]
+__all__ = ["InputProcessor", "check_params"]
 
 logger = init_logger(__name__)
 
-PromptType: TypeAlias = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; the dicts may carry a "cache_salt"."""
-
-_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
 _LONG_TEXT = 8192
 """Characters from which tokenising is worth a thread: below, it takes less time than the way there and back."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatPrompt:
-    """A conversation to be rendered by the model's chat template, or by the one given.
-
-    variables: what else the template may look at (enable_thinking, date_string ...).
-    """
-
-    messages: Sequence[Mapping[str, Any]]
-    chat_template: str | None = None
-    add_generation_prompt: bool = True
-    tools: Sequence[Mapping[str, Any]] | None = None
-    documents: Sequence[Mapping[str, Any]] | None = None
-    variables: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizedPrompt:
-    """text: None if token ids were given. cache_salt: only prompts with the same salt share cached prefixes."""
-
-    text: str | None
-    token_ids: list[int]
-    cache_salt: str | None = None
 
 
 class InputProcessor:
@@ -98,7 +70,7 @@ class InputProcessor:
                 " truncate_prompt_tokens.",
                 parameter="tokenization_kwargs",
             )
-        text, ids, salt = self._take_apart(prompt)
+        text, ids, salt = take_apart(prompt)
         if ids is None:
             assert text is not None
             ids = self._require_tokenizer().encode(text, add_special_tokens=add_special_tokens)
@@ -185,29 +157,6 @@ class InputProcessor:
             bad_words_token_ids=self._bad_words(sent),
         )
 
-    def _take_apart(self, prompt: PromptType) -> tuple[str | None, list[int] | None, str | None]:
-        """Text, token ids (one of the two, or both) and cache salt of any form of prompt."""
-        if isinstance(prompt, str):
-            return prompt, None, None
-        if isinstance(prompt, Mapping):
-            unknown = prompt.keys() - _PROMPT_KEYS
-            if unknown:
-                raise UnsupportedFeatureError(
-                    f"prompt keys {sorted(map(str, unknown))} are not built; known: prompt, prompt_token_ids,"
-                    " cache_salt.",
-                    parameter="prompt",
-                )
-            text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-            if (text is None or isinstance(text, str)) and (text is not None or ids is not None):
-                return text, None if ids is None else _token_ids(ids), prompt.get("cache_salt")
-        elif isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)):
-            return None, _token_ids(prompt), None
-        raise InvalidRequestError(
-            f"A prompt must be a str, a list of token ids, or a dict with 'prompt' or 'prompt_token_ids', not"
-            f" {type(prompt).__name__}.",
-            parameter="prompt",
-        )
-
     def _require_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
             raise InvalidRequestError(
@@ -223,14 +172,7 @@ class InputProcessor:
         priority: int,
         data_parallel_rank: int | None,
     ) -> SamplingParams:
-        if isinstance(params, PoolingParams):
-            raise UnsupportedFeatureError(
-                "Pooling (PoolingParams) is not built yet; use SamplingParams.", parameter="params"
-            )
-        if not isinstance(params, SamplingParams):
-            raise InvalidRequestError(
-                f"params must be SamplingParams, not {type(params).__name__}.", parameter="params", value=params
-            )
+        sampling_params = check_params(params)
         if lora_request is not None:
             raise UnsupportedFeatureError("lora_request is not built yet; leave it out.", parameter="lora_request")
         if data_parallel_rank not in (None, 0):
@@ -243,7 +185,7 @@ class InputProcessor:
             self._warn_once("trace_headers are dropped: tracing is off.")
         if priority and self._facts.scheduling_policy != "priority":
             self._warn_once("priority has no effect: load the model with scheduling_policy='priority'.")
-        return params
+        return sampling_params
 
     def _check_prompt(self, ids: list[int]) -> None:
         limit, pool = self._facts.max_model_len, self._facts.kv_cache_size_tokens
@@ -293,10 +235,14 @@ class InputProcessor:
             logger.warning(message)
 
 
-def _token_ids(ids: Sequence[Any]) -> list[int]:
-    """`ids` as plain ints (numpy's included); refuses anything else."""
-    try:
-        made = [token_id if type(token_id) is int else token_id.__index__() for token_id in ids]
-    except (AttributeError, TypeError) as error:
-        raise InvalidRequestError("Token ids must be integers.", parameter="prompt_token_ids") from error
-    return made
+def check_params(params: object) -> SamplingParams:
+    """`params` if they are SamplingParams; PoolingParams and anything else are refused by name."""
+    if isinstance(params, SamplingParams):
+        return params
+    if isinstance(params, PoolingParams):
+        raise UnsupportedFeatureError(
+            "Pooling (PoolingParams) is not built yet; use SamplingParams.", parameter="params"
+        )
+    raise InvalidRequestError(
+        f"params must be SamplingParams, not {type(params).__name__}.", parameter="params", value=params
+    )

@@ -1,6 +1,5 @@
 """LLM: prompts in, answers out, in blocking calls."""
 
-import itertools
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,13 +10,12 @@ from llmkernel.errors import (
     EngineDeadError,
     GenerationInterrupted,
     InvalidRequestError,
-    RequestFailedError,
     UnsupportedFeatureError,
 )
-from llmkernel.llm.input_processor import ChatPrompt, PromptType
 from llmkernel.llm.llm_engine import LLMEngine
 from llmkernel.llm.outputs import RequestOutput
-from llmkernel.llm.request_output_collector import RequestOutputCollector
+from llmkernel.llm.prompts import ChatPrompt, PromptType
+from llmkernel.llm.request_batch import RequestBatch
 from llmkernel.llm.tokenizer import Tokenizer
 from llmkernel.protocol.requests import LoRARequest
 from llmkernel.protocol.sampling_params import RequestOutputKind, SamplingParams
@@ -50,7 +48,6 @@ class LLM:
         args = EngineArgs.from_options(model, **engine_args)
         self.llm_engine = LLMEngine(args, executor_class=executor_class)
         self._step_lock = threading.Lock()
-        self._request_counter = itertools.count()
         if not quiet and sys.stderr is not None:
             sys.stderr.write(self._describe_memory() + "\n")
 
@@ -117,23 +114,13 @@ class LLM:
         Each holds what SamplingParams.output_kind says (default: the whole text so far). Leaving the loop early
         aborts what is unfinished.
         """
-        queues = self._submit(_as_list(prompts), sampling_params, None, None, priority)
-        running = dict(queues)
-        try:
-            while running:
-                found = False
-                for position, queue in list(running.items()):
-                    output = queue.get_nowait()
-                    if output is not None:
-                        found = True
-                        if output.finished:
-                            del running[position]
-                        output.request_id = str(position)
-                        yield output
-                if running and not found:
-                    self._step(list(running.values()))
-        finally:
-            self._abort(running.values())
+        items = _as_list(prompts)
+        params = self._one_each("sampling_params", sampling_params, len(items))
+        with RequestBatch(self.llm_engine, self._step_lock) as batch:
+            self._submit(batch, items, params, priority)
+            for position, output in batch.outputs():
+                output.request_id = str(position)
+                yield output
 
     def get_default_sampling_params(self) -> SamplingParams:
         """vLLM's defaults, with what the model's generation_config says."""
@@ -192,66 +179,48 @@ class LLM:
         tokenization_kwargs: Mapping[str, Any] | None,
         priority: int | Sequence[int],
     ) -> list[RequestOutput]:
-        final = [_final_only(params) for params in self._one_each("sampling_params", sampling_params, len(prompts))]
-        queues: dict[int, RequestOutputCollector] = {}
+        each = self._one_each("sampling_params", sampling_params, len(prompts))
+        final = [_final_only(params) for params in each]
         answers: dict[int, RequestOutput] = {}
-        try:
-            queues = self._submit(prompts, final, lora_request, tokenization_kwargs, priority)
-            while len(answers) < len(queues):
-                self._step([queue for position, queue in queues.items() if position not in answers])
-                for position in queues.keys() - answers.keys():
-                    output = _take(queues[position])
-                    if output is not None:
-                        answers[position] = output
-            return [answers[position] for position in range(len(prompts))]
-        except KeyboardInterrupt as interrupt:
-            self._abort(queue for position, queue in queues.items() if position not in answers)
-            raise GenerationInterrupted(
-                f"Generation interrupted: {len(answers)} of {len(prompts)} answers were finished; see .partial.",
-                partial=[answers.get(at) or _last_output(queues.get(at)) for at in range(len(prompts))],
-            ) from interrupt
-        except EngineDeadError as error:
-            error.partial = [answers.get(at) or _last_output(queues.get(at)) for at in range(len(prompts))]
-            raise
-        except BaseException:
-            self._abort(queue for position, queue in queues.items() if position not in answers)
-            raise
+        with RequestBatch(self.llm_engine, self._step_lock) as batch:
+            try:
+                self._submit(batch, prompts, final, priority, lora_request, tokenization_kwargs)
+                for position, output in batch.outputs():
+                    answers[position] = output
+            except KeyboardInterrupt as interrupt:
+                batch.abort()
+                raise GenerationInterrupted(
+                    f"Generation interrupted: {len(answers)} of {len(prompts)} answers were finished; see .partial.",
+                    partial=[answers.get(at) or batch.last_output(at) for at in range(len(prompts))],
+                ) from interrupt
+            except EngineDeadError as error:
+                error.partial = [answers.get(at) or batch.last_output(at) for at in range(len(prompts))]
+                raise
+        return [answers[position] for position in range(len(prompts))]
 
     def _submit(
         self,
+        batch: RequestBatch,
         prompts: Sequence[PromptType | ChatPrompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        lora_request: LoRARequest | None,
-        tokenization_kwargs: Mapping[str, Any] | None,
+        sampling_params: Sequence[SamplingParams],
         priority: int | Sequence[int],
-    ) -> dict[int, RequestOutputCollector]:
-        """Position -> queue. If one prompt is refused, those before it are aborted."""
-        each = self._one_each("sampling_params", sampling_params, len(prompts))
+        lora_request: LoRARequest | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
         priorities = [priority] * len(prompts) if isinstance(priority, int) else list(priority)
         if len(priorities) != len(prompts):
             raise InvalidRequestError(
                 f"priority has {len(priorities)} items for {len(prompts)} prompts; give one for each, or one for all.",
                 parameter="priority",
             )
-        queues: dict[int, RequestOutputCollector] = {}
-        try:
-            for position, (prompt, params) in enumerate(zip(prompts, each, strict=True)):
-                queue = RequestOutputCollector(params.output_kind)
-                queues[position] = queue
-                with self._step_lock:
-                    self.llm_engine.add_request(
-                        str(next(self._request_counter)),
-                        prompt,
-                        params,
-                        lora_request=lora_request,
-                        tokenization_kwargs=tokenization_kwargs,
-                        priority=priorities[position],
-                        queue=queue,
-                    )
-        except BaseException:
-            self._abort(queues.values())
-            raise
-        return queues
+        for prompt, params, rank in zip(prompts, sampling_params, priorities, strict=True):
+            batch.submit(
+                prompt,
+                params,
+                priority=rank,
+                lora_request=lora_request,
+                tokenization_kwargs=tokenization_kwargs,
+            )
 
     def _one_each(
         self, name: str, params: SamplingParams | Sequence[SamplingParams] | None, count: int
@@ -266,24 +235,6 @@ class LLM:
                 )
             return list(params)
         return [params] * count
-
-    def _step(self, queues: Sequence[RequestOutputCollector]) -> None:
-        """Wait for the engine's next message, unless another thread has brought something for these queues."""
-        with self._step_lock:
-            if any(queue.has_item for queue in queues):
-                return
-            try:
-                self.llm_engine.step()
-            except EngineDeadError:
-                if not any(queue.has_item for queue in queues):
-                    raise
-                # each queue holds the error now, with what its request had generated
-
-    def _abort(self, queues: Any) -> None:
-        ids = [queue.request_id for queue in queues if queue.request_id]
-        if ids:
-            with self._step_lock:
-                self.llm_engine.abort_request(ids, internal=True)
 
     def _describe_memory(self) -> str:
         facts = self.llm_engine.facts
@@ -313,24 +264,6 @@ def _final_only(params: SamplingParams) -> SamplingParams:
     params = params.clone()
     params.output_kind = RequestOutputKind.FINAL_ONLY
     return params
-
-
-def _take(queue: RequestOutputCollector) -> RequestOutput | None:
-    """The answer, if it is there; a request whose processing failed says so in its answer, and the others go on."""
-    try:
-        return queue.get_nowait()
-    except RequestFailedError as error:
-        if not isinstance(error.partial, RequestOutput):
-            raise
-        return error.partial
-
-
-def _last_output(queue: RequestOutputCollector | None) -> RequestOutput | None:
-    """What a request that is over said last; None if there is nothing."""
-    try:
-        return queue.get_nowait() if queue is not None else None
-    except (EngineDeadError, RequestFailedError) as error:
-        return error.partial if isinstance(error.partial, RequestOutput) else None
 
 
 def _refuse(name: str) -> NoReturn:

@@ -7,11 +7,12 @@ from typing import Any
 from llmkernel.client.core_client import EngineCoreClient, make_client
 from llmkernel.config import EngineArgs
 from llmkernel.errors import EngineDeadError
-from llmkernel.llm.input_processor import ChatPrompt, InputProcessor, PromptType
+from llmkernel.llm.input_processor import InputProcessor
 from llmkernel.llm.loggers import StatLogger
 from llmkernel.llm.output_processor import OutputProcessor
 from llmkernel.llm.outputs import RequestOutput
 from llmkernel.llm.parallel_sampling import ParentRequest
+from llmkernel.llm.prompts import ChatPrompt, PromptType
 from llmkernel.llm.request_output_collector import RequestOutputCollector
 from llmkernel.llm.stats import IterationStats
 from llmkernel.llm.tokenizer import Tokenizer
@@ -104,7 +105,9 @@ class LLMEngine:
         return request.request_id
 
     def step(self) -> list[RequestOutput]:
-        """Wait for what the engine sends next; the outputs of requests without a queue."""
+        """Wait for what the engine sends next; the outputs of requests without a queue. [] if nothing is unfinished."""
+        if not self.has_unfinished_requests():
+            return []
         try:
             outputs = self.engine_core.get_output()
         except EngineDeadError as error:

@@ -107,7 +107,7 @@ class OutputProcessor:
                 self._forget(state)
                 aborted.append(internal_id)
                 state.detokenizer.flush()
-                self._deliver(state, state.make_request_output(FinishReason.ABORT), None)
+                self._deliver(state, state.make_request_output([], finish_reason=FinishReason.ABORT), None)
         return aborted
 
     def propagate_error(self, error: BaseException) -> None:
@@ -141,13 +141,27 @@ class OutputProcessor:
         if iteration_stats is not None and state.stats is not None:
             assert timestamp is not None
             iteration_stats.update_from_output(output, timestamp, state.stats)
-        finish_reason, stop_reason = state.take(output)
-        if finish_reason is None:
-            self._deliver(state, state.make_request_output(), result)
-            return
+        kept, stop = state.take(output)
+        finish_reason, stop_reason = output.finish_reason, output.stop_reason
+        if stop is not None:
+            finish_reason, stop_reason = FinishReason.STOP, stop
+        prefill = output.prefill_stats
+        made = state.make_request_output(
+            kept,
+            output.pooling_output,
+            finish_reason,
+            stop_reason,
+            output.kv_transfer_params,
+            prefill.num_cached_tokens if prefill is not None else None,
+        )
+        if finish_reason is not None:
+            self._finish(state, finish_reason, iteration_stats)
+            if not output.finished:
+                result.reqs_to_abort.append(state.request_id)
+        self._deliver(state, made, result)
+
+    def _finish(self, state: RequestState, finish_reason: FinishReason, iteration_stats: IterationStats | None) -> None:
         self._forget(state)
-        if not output.finished:
-            result.reqs_to_abort.append(state.request_id)
         if iteration_stats is not None and state.stats is not None:
             iteration_stats.update_from_finished_request(
                 finish_reason,
@@ -156,7 +170,6 @@ class OutputProcessor:
                 max_tokens_param=state.params.max_tokens,
                 n=state.parent_req.n if state.parent_req is not None else 1,
             )
-        self._deliver(state, state.make_request_output(finish_reason, stop_reason), result)
 
     def _fail(self, state: RequestState, error: Exception, result: OutputProcessorOutput) -> None:
         """End the request that the fault belongs to, with its siblings of n > 1."""

@@ -1,7 +1,9 @@
 """RequestState: what the front end keeps of one running request."""
 
 from collections.abc import Sequence
+from typing import Any
 
+from llmkernel.errors import UnsupportedFeatureError
 from llmkernel.llm.detokenizer import IncrementalDetokenizer
 from llmkernel.llm.logprobs import LogprobsProcessor
 from llmkernel.llm.outputs import CompletionOutput, RequestOutput
@@ -56,7 +58,8 @@ class RequestState:
             self.stats.num_prompt_tokens = len(self.prompt_token_ids)
         self.num_cached_tokens: int | None = None
         self.stream_interval = max(stream_interval, params.stream_interval or 1)
-        self._sent_tokens = 0
+        self._unsent: list[int] = []
+        self._sent_any = False
 
     @classmethod
     def from_new_request(
@@ -82,30 +85,36 @@ class RequestState:
             stream_interval=stream_interval,
         )
 
-    def take(self, output: EngineCoreOutput) -> tuple[FinishReason | None, int | str | None]:
-        """Take in a step's tokens; why the answer ends, if it does: the engine's reason, or a stop string."""
-        if output.prefill_stats is not None:
-            self.num_cached_tokens = output.prefill_stats.num_cached_tokens
-        before = len(self.detokenizer.token_ids)
+    def take(self, output: EngineCoreOutput) -> tuple[list[int], str | None]:
+        """Decode a step's tokens: those that belong to the answer, and the stop string that ends it, if one does."""
         reason = output.finish_reason
+        before = len(self.detokenizer.token_ids)
         stop = self.detokenizer.update(output.new_token_ids, reason is not None and reason == FinishReason.STOP)
         if stop is None and reason is not None:
             stop = self.detokenizer.flush()
+        kept = self.detokenizer.token_ids[before:]
         if self.logprobs is not None and output.new_logprobs is not None:
-            kept = len(self.detokenizer.token_ids) - before
-            self.logprobs.update(output.new_logprobs, kept, self.detokenizer.token_ids)
-        if stop is not None:
-            return FinishReason.STOP, stop
-        return reason, output.stop_reason
+            self.logprobs.update(output.new_logprobs, len(kept), self.detokenizer.token_ids)
+        return kept, stop
 
     def make_request_output(
-        self, finish_reason: FinishReason | None = None, stop_reason: int | str | None = None
+        self,
+        new_token_ids: list[int],
+        pooling_output: object = None,
+        finish_reason: FinishReason | None = None,
+        stop_reason: int | str | None = None,
+        kv_transfer_params: dict[str, Any] | None = None,
+        num_cached_tokens: int | None = None,
     ) -> RequestOutput | None:
         """What the user gets to see now; None if that is nothing (FINAL_ONLY, stream_interval, nothing new)."""
+        if pooling_output is not None:
+            raise UnsupportedFeatureError("Pooling is not built yet; use SamplingParams.", parameter="pooling_output")
+        if num_cached_tokens is not None:
+            self.num_cached_tokens = num_cached_tokens
         finished = finish_reason is not None
+        self._unsent += new_token_ids
         if not finished:
-            unsent = len(self.detokenizer.token_ids) - self._sent_tokens
-            due = unsent >= self.stream_interval or (unsent and not self._sent_tokens)
+            due = len(self._unsent) >= self.stream_interval or (self._unsent and not self._sent_any)
             if self._final_only or not due:
                 return None
         completion = self._completion(finish_reason, stop_reason)
@@ -115,7 +124,9 @@ class RequestState:
             all_finished = self.parent_req.finished
             if not outputs:
                 return None
-        return self._request_output(outputs, finished=all_finished)
+        made = self._request_output(outputs, finished=all_finished)
+        made.kv_transfer_params = kv_transfer_params
+        return made
 
     def snapshot(self) -> RequestOutput:
         """All text and tokens so far, whatever the output kind: for an error to carry. Ends the decoding."""
@@ -142,15 +153,18 @@ class RequestState:
         return self._request_output([completion], finished=True)
 
     def _completion(self, finish_reason: FinishReason | None, stop_reason: int | str | None) -> CompletionOutput:
-        token_ids, logprobs = self.detokenizer.token_ids, self.logprobs
-        start = self._sent_tokens if self._delta else 0
-        self._sent_tokens = len(token_ids)
+        new, self._unsent, self._sent_any = self._unsent, [], True
+        logprobs = self.logprobs
+        if self._delta:
+            token_ids, first = new, len(self.detokenizer.token_ids) - len(new)
+        else:
+            token_ids, first = self.detokenizer.token_ids[:], 0
         return CompletionOutput(
             self.request_index,
             self.detokenizer.next_text(finished=finish_reason is not None, delta=self._delta),
-            token_ids[start:],
+            token_ids,
             logprobs.cumulative_logprob if logprobs is not None else None,
-            logprobs.logprobs[start:] if logprobs is not None else None,
+            logprobs.logprobs[first:] if logprobs is not None else None,
             str(finish_reason) if finish_reason is not None else None,
             stop_reason,
         )

@@ -16,6 +16,7 @@ from llmkernel.llm.async_llm import AsyncLLM
 from llmkernel.llm.outputs import RequestOutput
 from llmkernel.protocol.handshake import STAGES
 from llmkernel.protocol.pooling_params import PoolingParams
+from llmkernel.protocol.requests import LoRARequest
 from llmkernel.protocol.sampling_params import RequestOutputKind, SamplingParams
 from tests.llm.engines import FAKE, answer, collect, fake_llm, free_blocks
 
@@ -269,24 +270,27 @@ async def test_a_long_text_is_tokenised_beside_the_loop() -> None:
         assert outputs[-1].text == answer(text, 3)
 
 
-@pytest.mark.row("A-065", "A-067", "A-069", "A-071", "A-110")
-@pytest.mark.parametrize(
-    ("prompt", "params", "options", "words"),
-    [
-        ("", SamplingParams(), {}, "empty"),
-        ("a" * 3000, SamplingParams(), {}, "3000 tokens"),
-        ([5000], SamplingParams(), {}, "holds 5000"),
-        ("a", PoolingParams(), {}, "Pooling"),
-        ("a", SamplingParams(), {"data_parallel_rank": 2}, "data_parallel_rank"),
-        (None, SamplingParams(), {}, "NoneType"),
-    ],
-)
-async def test_a_bad_request_is_refused_and_hurts_nobody(prompt: Any, params: Any, options: Any, words: str) -> None:
+BAD_REQUESTS: list[tuple[Any, Any, dict[str, Any], str]] = [
+    ("", SamplingParams(), {}, "empty"),
+    ("a" * 3000, SamplingParams(), {}, "3000 tokens"),
+    ([5000], SamplingParams(), {}, "holds 5000"),
+    ("a", PoolingParams(), {}, "Pooling"),
+    ("a", {"max_tokens": 3}, {}, "must be SamplingParams, not dict"),
+    ("a", SamplingParams(), {"data_parallel_rank": 2}, "data_parallel_rank"),
+    ("a", SamplingParams(), {"lora_request": LoRARequest("name", 1)}, "lora_request"),
+    (None, SamplingParams(), {}, "NoneType"),
+]
+
+
+@pytest.mark.row("A-065", "A-067", "A-071", "A-110")
+async def test_bad_requests_are_refused_and_hurt_nobody() -> None:
     async with fake_llm("step_ms=2") as llm:
-        neighbour = asyncio.create_task(collect(llm.generate("b", SamplingParams(max_tokens=20))))
-        with pytest.raises(InvalidRequestError, match=words):
-            await collect(llm.generate(prompt, params, **options))
-        assert (await neighbour)[-1].text == answer("b", 20)
+        neighbour = asyncio.create_task(collect(llm.generate("b", SamplingParams(max_tokens=100))))
+        for prompt, params, options, words in BAD_REQUESTS:
+            with pytest.raises(InvalidRequestError, match=words) as caught:
+                await collect(llm.generate(prompt, params, **options))
+            assert "\n" not in str(caught.value)
+        assert (await neighbour)[-1].text == answer("b", 100)
         assert not llm.errored and llm.num_unfinished_requests == 0
 
 
@@ -356,8 +360,9 @@ def test_a_second_loop_is_told_so() -> None:
 
 @pytest.mark.row("A-097")
 async def test_a_forgotten_llm_is_collected_and_its_engine_ends() -> None:
-    llm = AsyncLLM(EngineArgs(model="fake:"), executor_class=FAKE)
+    llm = AsyncLLM(EngineArgs(model="fake:step_ms=5"), executor_class=FAKE)
     await collect(llm.generate("a", SamplingParams(max_tokens=3)))
+    reader = await llm.add_request("r", "a", SamplingParams(max_tokens=None))
     process = llm.engine_core.process  # type: ignore[attr-defined]
     handler = llm.output_handler
     gone = weakref.ref(llm)
@@ -367,6 +372,9 @@ async def test_a_forgotten_llm_is_collected_and_its_engine_ends() -> None:
     assert handler is not None
     with pytest.raises(asyncio.CancelledError):
         await handler
+    with pytest.raises(EngineDeadError, match="gone"):
+        while True:
+            await reader.get()
     del handler
     await _until(lambda: gc.collect() is not None and process.exitcode is not None)
 

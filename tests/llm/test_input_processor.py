@@ -12,7 +12,8 @@ from tokenizers.processors import TemplateProcessing
 
 from llmkernel.config import EngineArgs
 from llmkernel.errors import InvalidRequestError, UnsupportedFeatureError
-from llmkernel.llm.input_processor import ChatPrompt, InputProcessor, TokenizedPrompt
+from llmkernel.llm.input_processor import InputProcessor
+from llmkernel.llm.prompts import ChatPrompt, TokenizedPrompt
 from llmkernel.llm.tokenizer import Tokenizer
 from llmkernel.protocol.handshake import TokenizerFacts
 from llmkernel.protocol.pooling_params import PoolingParams

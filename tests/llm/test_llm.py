@@ -55,6 +55,7 @@ def test_the_engine_is_stepped_until_nothing_is_unfinished(engine: LLMEngine) ->
             last[output.request_id] = output
     assert [last[f"{number}"].text for number in range(3)] == [answer(f"p{number}", 5 + number) for number in range(3)]
     assert all(output.finished for output in last.values())
+    assert engine.step() == [], "with nothing unfinished it does not wait"
 
 
 @pytest.mark.row("A-001")

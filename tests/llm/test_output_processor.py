@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -339,3 +340,15 @@ def test_without_log_stats_there_are_no_metrics() -> None:
     processor.process_outputs([output("a-1", "x")])
     got = queue.get_nowait()
     assert got is not None and got.metrics is None
+
+
+@pytest.mark.row("A-109", "A-111")
+def test_kv_transfer_params_of_the_engine_reach_the_last_output_and_pooling_fails_alone() -> None:
+    processor = _processor()
+    queue, pooled = _add(processor, "a-1"), _add(processor, "p-1")
+    processor.process_outputs([output("a-1", "x", FinishReason.LENGTH, kv_transfer_params={"block": 3})])
+    got = queue.get_nowait()
+    assert got is not None and got.kv_transfer_params == {"block": 3}
+    processor.process_outputs([output("p-1", "", pooling_output=np.zeros(2))])
+    with pytest.raises(RequestFailedError, match="Pooling"):
+        pooled.get_nowait()
