@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from llmkernel import __version__
 from llmkernel.config import DEFAULT_MODEL, EngineArgs, format_bytes
-from llmkernel.errors import InvalidRequestError, LLMKernelError
+from llmkernel.errors import InvalidRequestError, LLMKernelError, RequestFailedError
 from llmkernel.notebook.load_line import stage_line
 from llmkernel.notebook.plain_text import clean_text
 
@@ -132,6 +132,8 @@ async def _write(outputs: "AsyncIterator[RequestOutput]") -> str | None:
         for answer in output.outputs:
             last, reason = answer.text or last, answer.finish_reason
             print(clean_text(answer.text) if to_terminal else answer.text, end="", flush=True)
+            if reason == "error":
+                raise RequestFailedError(f"The request failed in the engine: {answer.stop_reason or 'no reason given'}")
     if not last.endswith("\n"):
         print(flush=True)
     return reason

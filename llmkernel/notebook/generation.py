@@ -140,8 +140,9 @@ class Generation:
 
     @property
     def shown_here(self) -> bool:
-        """Whether the cell that runs now is the one that shows it already."""
-        return self._cells is not None and self._cells.serial == self._cell_serial
+        """Whether the cell that runs now is the one that shows it already, or was told to be quiet."""
+        shows = self.view is not None or self.options.get("quiet", False)
+        return shows and self._cells is not None and self._cells.serial == self._cell_serial
 
     @property
     def waits_for_load(self) -> bool:

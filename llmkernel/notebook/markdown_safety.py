@@ -27,6 +27,7 @@ _SAFE_SCHEMES = ("http", "https", "mailto")
 _INVISIBLE = re.compile("[\x00-\x20\xa0\u200b-\u200f\u2028-\u202e\u2060-\u2064\ufeff]")
 _SPECIAL = re.compile(r"\\<|\\href|\\.|<|!\[|\]\(|\]:", re.DOTALL)
 _HREF_TO_THE_WEB = re.compile(r"\\href\s{0,10}\{\s{0,10}https?://[^\s{}\\]{1,2000}\}")
+_BLANK_LINE = re.compile(r"(\n[ \t]*\n)")
 _RISK = re.compile(r"<(?=[A-Za-z/!?])|!\[|\]\(|\]:|\\href")
 _INFO = re.compile(r"[\w+#.-]{1,40}")
 
@@ -37,8 +38,7 @@ def safe_markdown(text: str) -> str:
     lines = text.split("\n")
     pieces: list[str] = []
     blocks = list(_code_blocks(text))
-    prose = _without(lines, blocks)
-    tex = "$" in prose or "\\begin" in prose or "\\(" in prose or "\\[" in prose
+    tex = _has_tex(_without(lines, blocks))
     position = 0
     for block in blocks:
         start, end = block.map
@@ -72,6 +72,23 @@ def _parser() -> Any:
 def _without(lines: list[str], blocks: list[Any]) -> str:
     inside = {number for block in blocks for number in range(*block.map)}
     return "\n".join(line for number, line in enumerate(lines) if number not in inside)
+
+
+def _has_tex(prose: str) -> bool:
+    """Whether something outside of code could begin a formula."""
+    return any(
+        mark in prose and mark in _outside_code(paragraph)
+        for mark in ("$", "\\begin", "\\(", "\\[")
+        for paragraph in _BLANK_LINE.split(prose)
+    )
+
+
+def _outside_code(paragraph: str) -> str:
+    pieces, position = [], 0
+    for start, end in code_spans(paragraph):
+        pieces.append(paragraph[position:start])
+        position = end
+    return "".join([*pieces, paragraph[position:]])
 
 
 def _safe_code(block: Any, source: list[str], tex: bool) -> str:
@@ -109,8 +126,7 @@ def _is_plainly_fenced(block: Any, source: list[str]) -> bool:
 
 def _safe_prose(text: str, tex: bool) -> str:
     return "".join(
-        paragraph if not paragraph.strip() else _safe_paragraph(paragraph, tex)
-        for paragraph in re.split(r"(\n[ \t]*\n)", text)
+        paragraph if not paragraph.strip() else _safe_paragraph(paragraph, tex) for paragraph in _BLANK_LINE.split(text)
     )
 
 

@@ -68,6 +68,7 @@ class Kernel:
         self.client = self._manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
+        self._stopped = False
 
     @property
     def pid(self) -> int:
@@ -125,6 +126,10 @@ class Kernel:
         return eval(result["data"]["text/plain"])
 
     def stop(self) -> None:
+        """Shut the kernel down as a server does; idempotent."""
+        if self._stopped:
+            return
+        self._stopped = True
         self.client.stop_channels()
         self._manager.shutdown_kernel(now=False)
         self._manager.cleanup_resources()
