@@ -43,3 +43,9 @@ def test_a_temperature_of_zero_ignores_truncation_and_seed() -> None:
     logits = make_logits(1, 500)
     request = params(temperature=0, top_k=3, top_p=0.1, min_p=0.2, seed=4)
     assert sample(logits, [request]).token_ids == [int(logits.argmax())]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_zero_and_minus_zero_are_equal(dtype: torch.dtype) -> None:
+    rows = torch.tensor([[-1.0, -0.0, 0.0], [-1.0, 0.0, -0.0], [-2.0, -1.0, -0.0]], dtype=dtype)
+    assert pick_greedy(rows)[0].tolist() == [1, 1, 2]

@@ -37,6 +37,8 @@ def test_of_a_prompt(vocab_size: int, dtype: torch.dtype, count: int) -> None:
     logits[3] = logits[3].round()
     logits[4] = 0.25
     logits[5, 1:] = -torch.inf
+    logits[6] = 0.0
+    logits[6, ::2] = -0.0
     chosen = torch.randint(vocab_size, (rows,), generator=torch.Generator().manual_seed(1))
     chosen[5] = 0
     check(gather_logprobs(logits, chosen, count), logits, chosen.tolist(), count)

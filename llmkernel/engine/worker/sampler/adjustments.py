@@ -1,4 +1,4 @@
-"""What changes logits before temperature: biases, penalties, and last the hard masks; in place, for the rows that use them."""
+"""What changes logits before temperature, in place: biases, penalties, and last the hard masks."""
 
 import torch
 

@@ -19,7 +19,7 @@ def pick_greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def pick_best(rows: torch.Tensor, maxima: torch.Tensor) -> torch.Tensor:
-    """First index of the maximum: the first best chunk by `maxima` (their chunk_maxima), then the first best inside it."""
+    """First index of the maximum: the first best chunk by `maxima` (chunk_maxima), then the first best inside it."""
     best, chunks = maxima.max(-1, keepdim=True)
     columns = chunks * CHUNK + torch.arange(CHUNK, device=rows.device)
     inside = rows.gather(1, columns.clamp_(max=rows.shape[1] - 1))

@@ -1,7 +1,7 @@
 """Draws by inverse CDF: a uniform u takes the first token whose cumulative weight, in order of ids, exceeds u * total.
 
-The order is that of the ids, never that of the values: a small change of the logits moves the edges a little, and cannot
-make two intervals change places. Sums are float64.
+The order is that of the ids, never that of the values: a small change of the logits moves the edges a little, and
+cannot make two intervals change places. Sums are float64.
 """
 
 import torch
@@ -14,7 +14,7 @@ __all__ = ["draw_from_all", "draw_from_some"]
 def draw_from_all(
     rows: torch.Tensor, row_max: torch.Tensor, inverse_temperatures: torch.Tensor, uniforms: torch.Tensor
 ) -> torch.Tensor:
-    """Token ids [rows] of padded rows. row_max (finite), inverse_temperatures: float32 [rows, 1]. uniforms: float64 [rows]."""
+    """Token ids [rows] of padded rows. row_max (finite), inverse_temperatures: [rows, 1]; uniforms: float64 [rows]."""
     masses = chunk_masses(rows, row_max, inverse_temperatures)
     edges = masses.cumsum(-1)
     target = uniforms.unsqueeze(-1) * edges[:, -1:]
@@ -34,7 +34,7 @@ def draw_from_some(weights: torch.Tensor, ids: torch.Tensor, uniforms: torch.Ten
 
 
 def _first_beyond(edges: torch.Tensor, target: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """[rows, 1]: first index whose edge exceeds the target; the last one of weight, where rounding put the target beyond."""
+    """[rows, 1]: first index whose edge exceeds the target; the last one of any weight where rounding leaves none."""
     found = (edges <= target).sum(-1, keepdim=True)
     last = weights.shape[1] - 1 - (weights > 0).flip(-1).int().argmax(-1, keepdim=True)
     return torch.minimum(found, last)

@@ -21,12 +21,12 @@ _BLOCK = 16
 def gather_logprobs(
     logits: torch.Tensor, token_ids: torch.Tensor, count: int, *, normalise: bool = True
 ) -> LogprobsLists:
-    """LogprobsLists of `logits` [positions, vocab] (any float type, not changed) and of the int64 token ids chosen there.
+    """LogprobsLists of `logits` [positions, vocab] (any float type, not changed) and of the int64 ids chosen there.
 
     count: how many of the best follow the chosen token, larger first, lower id first among equals; 0 = none, the chosen
-    token alone; -1 = the whole vocabulary, in order of ids. The rank of the chosen token is the number of entries with a
-    value at least its own. For prompt logprobs, row i is what the model says after token i and token_ids[i] is token i + 1.
-    normalise False gives the logits themselves.
+    token alone; -1 = the whole vocabulary, in order of ids. The rank of the chosen token is the number of entries with
+    a value at least its own. For prompt logprobs, row i is what the model says after token i, and token_ids[i] is token
+    i + 1. normalise False gives the logits themselves.
     """
     blocks = [
         _gather_block(rows, chosen.unsqueeze(-1), count, normalise)
@@ -56,7 +56,7 @@ def _gather_block(logits: torch.Tensor, chosen: torch.Tensor, count: int, normal
 
 
 def _ranks(rows: torch.Tensor, maxima: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """int64 [rows]: entries of at least `values` [rows, 1]; only chunks whose maximum reaches the value are looked at."""
+    """int64 [rows]: entries of at least `values` [rows, 1]; only chunks whose maximum reaches it are looked at."""
     row, chunk = (maxima >= values).nonzero().unbind(-1)
     flat = rows.view(1, -1)
     chunks = gather_chunks(flat, (row * (rows.shape[1] // CHUNK) + chunk).unsqueeze(0)).squeeze(0)

@@ -27,5 +27,5 @@ def forbid(rows: torch.Tensor, banned: list[tuple[int, list[int]]]) -> None:
 
 
 def banned_by_bad_words(words: list[list[int]], output_token_ids: list[int]) -> list[int]:
-    """The tokens that would complete one of `words`, whose other ids are the tail of the output; the prompt is not looked at."""
+    """The tokens that would complete one of `words`: its other ids end the output. The prompt does not count."""
     return [last for *prefix, last in words if not prefix or output_token_ids[-len(prefix) :] == prefix]

@@ -72,8 +72,8 @@ class Penalties:
 def apply_penalties(rows: torch.Tensor, penalties: list[tuple[int, Penalties]]) -> None:
     """Change padded rows in place; penalties: (row, what to apply to it). Repetition goes first.
 
-    repetition: each token of prompt and output, a logit > 0 is divided, another multiplied. frequency: minus frequency *
-    count in the output. presence: minus presence for each token of the output.
+    repetition: each token of prompt and output, a logit > 0 is divided, another multiplied. frequency: minus frequency
+    times the count in the output. presence: minus presence for each token of the output.
     """
     index = np.concatenate([one.counts.ids + row * rows.shape[1] for row, one in penalties])
     sizes = [len(one.counts.ids) for _, one in penalties]

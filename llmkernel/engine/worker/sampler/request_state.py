@@ -15,8 +15,8 @@ __all__ = ["RequestState"]
 class RequestState:
     """One request's parameters in the form in which rows use them; None where a feature is off.
 
-    key: of its random stream. truncation: None = greedy. error: why the request cannot be sampled at all; it is told at the
-    first sample, so that the request fails alone.
+    key: of its random stream. truncation: None = greedy. error: why the request cannot be sampled at all; it is told at
+    the first sample, so that the request fails alone.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ __all__ = ["Row"]
 
 
 class Row:
-    """Row `index` of the logits, of a request with these output tokens. banned: what it may not draw at this position."""
+    """Row `index` of the logits: its request, and what that has generated. banned: tokens it may not draw here."""
 
     __slots__ = ("banned", "index", "output", "state")
 

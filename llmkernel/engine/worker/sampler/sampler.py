@@ -55,7 +55,7 @@ class Sampler:
         eos_token_id: int | None,
         bad_words_token_ids: list[list[int]] | None,
     ) -> None:
-        """Begin a request; an id that is known begins anew. Wrong token ids are told as an error of its first sample."""
+        """Begin a request; a known id begins anew. Wrong token ids are told as an error of its first sample."""
         seed = params.seed if params.seed is not None else self._default_seed
         self._requests[req_id] = RequestState(
             params,

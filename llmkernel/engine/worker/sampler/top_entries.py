@@ -13,14 +13,13 @@ def top_entries(rows: torch.Tensor, maxima: torch.Tensor, count: int) -> tuple[t
     """Values and int64 ids [rows, count] of the best entries of padded rows: larger first, lower id first among equals.
 
     maxima: their chunk_maxima. The `count` best lie in the `count` chunks with the best maxima (before anything in
-    another chunk come those maxima themselves, `count` of them). So chunks are narrowed down first, to ever smaller ones.
+    another chunk come those maxima themselves, `count` of them). So chunks are narrowed down, then parts of chunks.
     """
     chunks, size = torch.arange(maxima.shape[1], device=rows.device).expand_as(maxima), CHUNK
     if maxima.shape[1] > 2 * count:
         chunks = _best_ids(maxima, chunks, count)
-        parts = CHUNK // _PART
-        part_maxima = gather_chunks(rows, chunks).unflatten(-1, (parts, _PART)).amax(-1).flatten(1)
-        chunks, size = _best_ids(part_maxima, _spread(chunks, parts), count), _PART
+        part_maxima = gather_chunks(rows, chunks).unflatten(-1, (-1, _PART)).amax(-1).flatten(1)
+        chunks, size = _best_ids(part_maxima, _spread(chunks, CHUNK // _PART), count), _PART
     keys = pack_keys(gather_chunks(rows, chunks, size).flatten(1), _spread(chunks, size))
     return unpack_keys(sort_keys(_largest(keys, count)).flip(-1))
 
@@ -41,7 +40,7 @@ def unpack_keys(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def sort_keys(keys: torch.Tensor) -> torch.Tensor:
-    """Ascending along the last dimension, in place on a CPU: NumPy's vectorised sort is ten times as fast as torch's there."""
+    """Ascending along the last dimension; in place on a CPU, where NumPy's vectorised sort is ten times torch's."""
     if keys.device.type != "cpu":
         return keys.sort(-1).values
     keys.numpy().sort(axis=-1)

@@ -1,8 +1,8 @@
 """Temperature, min_p, top_k, top_p and the draw, for rows that are not greedy.
 
-min_p keeps the tokens with p >= min_p * p_max. top_k keeps every token whose logit is at least the k-th best: more than k
-where they are equal, as in vLLM. top_p keeps the smallest set of the best tokens, of those left, whose mass reaches top_p:
-the token that crosses is kept, and of equal logits the lower id goes first. What is kept is renormalised.
+min_p keeps the tokens with p >= min_p * p_max. top_k keeps every token whose logit is at least the k-th best: more than
+k where they are equal, as in vLLM. top_p keeps the smallest set of the best tokens, of those left, whose mass reaches
+top_p: the token that crosses is kept, and of equal logits the lower id goes first. What is kept is renormalised.
 
 Most rows are settled by their 64 (or 256) best entries. The others take the dense way, one by one, to the same end.
 """
@@ -124,7 +124,7 @@ def _kept_tokens(row: torch.Tensor, maxima: torch.Tensor, cut: Truncation) -> tu
 
 
 def _cut_top_p(logits: torch.Tensor, weights: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The weights [n] of tokens in order of ids, 0 for those that come after the one which brings the mass to the target."""
+    """The weights [n] of tokens in order of ids, 0 for those after the one that brings the mass to the target."""
     keys = pack_keys(logits, torch.arange(len(logits), device=logits.device))
     best_first = sort_keys(keys.clone()).flip(-1)
     edges = weights[unpack_keys(best_first)[1]].cumsum(-1)
