@@ -143,7 +143,7 @@ def _spaces_before_a_digit(text: str) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", "llama-2", "qwen2", "gemma2"])
 def test_a_family_gives_the_tokenizer_of_transformers(name: str, tmp_path: Path) -> None:
     tiny = families()[name]
     write_gguf(tmp_path / "tiny.gguf", tiny, random_model(tiny))
@@ -156,7 +156,7 @@ def test_a_family_gives_the_tokenizer_of_transformers(name: str, tmp_path: Path)
     assert facts.chat_template == TEMPLATE
     assert facts.special_tokens["bos_token"] == theirs.bos_token
     ends = json.loads((files.folder / "generation_config.json").read_text())["eos_token_id"]
-    assert ends == ([1, tiny.config.vocab_size - 1] if tiny.gemma else tiny.config.vocab_size - 1)
+    assert ends == ([1, tiny.config.vocab_size - 1] if tiny.sentencepiece else tiny.config.vocab_size - 1)
 
 
 @pytest.fixture(scope="module")
@@ -241,6 +241,19 @@ def test_an_unsupported_architecture_is_refused_by_name(architecture: str, tmp_p
         _resolve(tmp_path / "other.gguf")
     _one_line(caught.value, architecture, "llama, qwen2, qwen3, gemma, gemma2, gemma3", "safetensors")
     assert not own_cache.exists()
+
+
+def test_one_part_of_a_split_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tiny-00001-of-00003.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_uint16("split.count", 3)
+    writer.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(EngineStartupError, match="one of 3 parts; merge them"):
+        _resolve(path)
 
 
 def test_a_mixture_of_experts_is_refused_by_name(tmp_path: Path) -> None:

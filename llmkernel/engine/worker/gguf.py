@@ -9,6 +9,8 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
+
 from llmkernel.engine.executor_facts import ReportProgress
 from llmkernel.engine.worker.gguf_architectures import describe
 from llmkernel.engine.worker.gguf_reader import GGUFFile
@@ -31,7 +33,7 @@ def convert(path: Path, cache: ModelCache, name: str, identity: dict[str, object
         config, placements = describe(file)
         shapes = {target: placement.shape for target, placement in placements.items()}
 
-        def read(target: str) -> object:
+        def read(target: str) -> np.ndarray:
             placement = placements[target]
             values = file.read(placement.source)
             return placement.decode(values) if placement.decode else values

@@ -69,6 +69,9 @@ class _Metadata:
 
 def describe(file: GGUFFile) -> tuple[dict[str, Any], dict[str, Placement]]:
     """(config.json of the model, checkpoint name -> Placement). A tensor too many or too few is refused by name."""
+    parts = file.metadata.get("split.count", 1)
+    if isinstance(parts, int) and parts > 1:
+        raise _refuse(file, f"it is one of {parts} parts; merge them (llama-gguf-split --merge), or use safetensors.")
     architecture = file.metadata.get("general.architecture")
     family = ARCHITECTURES.get(architecture) if isinstance(architecture, str) else None
     if family is None:

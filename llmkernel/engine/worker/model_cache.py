@@ -22,7 +22,7 @@ from llmkernel.config import format_bytes
 from llmkernel.errors import EngineStartupError
 from llmkernel.logger import init_logger
 
-__all__ = ["FORMAT", "ModelCache", "cache_root", "explain_os_error"]
+__all__ = ["FORMAT", "ModelCache", "cache_root"]
 
 logger = init_logger(__name__)
 
@@ -39,15 +39,6 @@ def cache_root() -> Path:
         return Path(own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base).expanduser() if base else Path.home() / ".cache") / "llmkernel"
-
-
-def explain_os_error(error: OSError, folder: Path, needed: int) -> EngineStartupError:
-    """One line for a write to `folder` that failed; `needed`: bytes in all."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return _no_space(folder, needed)
-    return EngineStartupError(
-        f"Cannot write to {folder}: {error.strerror or error}; set LLMKERNEL_CACHE to a folder that you can write to."
-    )
 
 
 class ModelCache:
@@ -90,7 +81,7 @@ class ModelCache:
                 found = self.find(name, identity)  # another process may have built it meanwhile
                 return found or self._build(name, identity, build, needed)
         except OSError as error:
-            raise explain_os_error(error, self.root, needed) from error
+            raise _explain(error, self.root, needed) from error
 
     def _build(self, name: str, identity: Mapping[str, Any], build: Callable[[Path], None], needed: int) -> Path:
         self._sweep(name)
@@ -143,6 +134,15 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _explain(error: OSError, folder: Path, needed: int) -> EngineStartupError:
+    """One line for a write to `folder` that failed; `needed`: bytes in all."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return _no_space(folder, needed)
+    return EngineStartupError(
+        f"Cannot write to {folder}: {error.strerror or error}; set LLMKERNEL_CACHE to a folder that you can write to."
+    )
 
 
 def _no_space(folder: Path, needed: int) -> EngineStartupError:

@@ -130,6 +130,4 @@ def _unknown(name: str) -> InvalidRequestError:
 
 
 def _dequantized(quantization: str) -> str:
-    return (
-        f"{quantization} weights are decoded to plain numbers: exact, but as large in memory as an unquantized model."
-    )
+    return f"{quantization} weights are decoded to plain numbers, so they take the memory of an unquantized model."
