@@ -73,7 +73,7 @@ def test_min_tokens_forbids_every_stop_id_until_it_is_reached() -> None:
 def test_bad_words_look_at_the_output_only_and_need_their_whole_prefix() -> None:
     request, logits = params(temperature=0), make_logits(1, 50)
     logits[0, 5], logits[0, 6] = 90.0, 80.0
-    words = [[1, 2, 5]]
+    words = [[1, 2, 5], []]
     for output, token in (([], 5), ([2], 5), ([1, 2], 6), ([1, 2, 1], 5), ([0, 1, 2], 6)):
         assert sample(logits, [request], [output], prompt=[1, 2], bad_words=words).token_ids == [token]
 

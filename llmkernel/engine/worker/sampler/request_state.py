@@ -38,7 +38,7 @@ class RequestState:
         self.allowed: torch.Tensor | None = None
         if params.allowed_token_ids is not None:
             self.allowed = torch.tensor(sorted(set(params.allowed_token_ids)), dtype=torch.int64, device=device)
-        self._bad_words = bad_words_token_ids or []
+        self._bad_words = [word for word in bad_words_token_ids or () if word]
         self._min_tokens = params.min_tokens
         stops = [*(params.stop_token_ids or ()), *(() if eos_token_id is None else (eos_token_id,))]
         self._stop_ids = list(dict.fromkeys(token for token in stops if 0 <= token < vocab_size))

@@ -45,10 +45,9 @@ class SamplerStep:
     def logprobs(self) -> dict[int, LogprobsLists]:
         """Row -> logprobs, for the rows that ask for them and have a token."""
         asked = [row for row in self._rows if row.state.logprobs is not None and self.token_ids[row.index] >= 0]
+        some = [row for row in asked if row.state.logprobs != -1]
         everything = [row for row in asked if row.state.logprobs == -1]
-        return self._gather_logprobs([row for row in asked if row.state.logprobs != -1]) | self._gather_logprobs(
-            everything
-        )
+        return self._gather_logprobs(some) | self._gather_logprobs(everything)
 
     def _run_padded(self, rows: list[Row]) -> None:
         """Rows that are changed, or drawn, or both: in float32."""

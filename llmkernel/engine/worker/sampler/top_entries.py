@@ -1,4 +1,4 @@
-"""The best entries of each row, exactly, in two stages."""
+"""The best entries of each row, exactly, without sorting the row."""
 
 import torch
 
@@ -26,11 +26,8 @@ def top_entries(rows: torch.Tensor, maxima: torch.Tensor, count: int) -> tuple[t
 
 def pack_keys(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """int64 keys that sort by float32 value, then by falling id: no tie is left to chance. (-0 equals 0.)"""
-    return (
-        torch.stack([~ids.to(torch.int32), _flip((values + 0.0).view(torch.int32))], dim=-1)
-        .view(torch.int64)
-        .squeeze(-1)
-    )
+    low, high = ~ids.to(torch.int32), _flip((values + 0.0).view(torch.int32))
+    return torch.stack([low, high], dim=-1).view(torch.int64).squeeze(-1)
 
 
 def unpack_keys(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
