@@ -18,28 +18,32 @@ if TYPE_CHECKING:
 __all__ = ["CapturedView", "GrowingView", "TerminalView", "answer_view"]
 
 _PATIENCE = 0.5
-_WAITING = {"text/plain": "waiting for the first token …"}
 
 
-def answer_view(shell: Any, generation: "Generation") -> "AnswerView | None":
-    """The view that suits the shell and the options; None for --quiet, and for --background in a terminal."""
+def answer_view(shell: Any, generation: "Generation", *, patient: bool = True) -> "AnswerView | None":
+    """The view that suits the shell and the options; None for --quiet, and for --background in a terminal.
+
+    patient: say so when the first token takes its time; False where the cell shows a load anyway.
+    """
     if generation.options.get("quiet"):
         return None
     if isinstance(shell.display_pub, CapturingDisplayPublisher):
         return CapturedView(generation)
     if is_terminal(shell):
         return None if generation.options.get("background") else TerminalView(generation)
-    return GrowingView(shell, generation)
+    return GrowingView(shell, generation, patient=patient)
 
 
 class GrowingView:
     """One output that grows; at the end it holds the final bundle."""
 
-    def __init__(self, shell: Any, generation: "Generation") -> None:
+    def __init__(self, shell: Any, generation: "Generation", *, patient: bool = True) -> None:
         self._generation = generation
         self._output = LiveOutput(shell, self._render)
         self._finished = False
         self._patience: asyncio.TimerHandle | None = None
+        if not patient:
+            return
         with contextlib.suppress(RuntimeError):  # no loop runs here: nothing grows before it is awaited
             self._patience = asyncio.get_running_loop().call_later(_PATIENCE, self._output.changed)
 
@@ -63,8 +67,10 @@ class GrowingView:
     def _render(self) -> tuple[dict[str, Any], dict[str, Any]]:
         if self._finished:
             return final_bundle(self._generation)
-        data = live_data(self._generation)
-        return (data if any(self._generation.texts) else dict(_WAITING)), {}
+        if any(self._generation.texts):
+            return live_data(self._generation), {}
+        what = f"{self._generation.model} to load" if self._generation.waits_for_load else "the first token"
+        return {"text/plain": f"waiting for {what} …"}, {}
 
 
 class CapturedView:

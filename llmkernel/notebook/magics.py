@@ -92,7 +92,9 @@ class LLMMagics(Magics):
                 raise UsageError(f"The prompt is empty; write it {where}.")
             rows = [Prompt(interpolate(text, self.shell.user_ns) if interpolated else text)]
         loaded = set(self.session.models)
-        generation = self.session.submit(rows, merged, lambda made: answer_view(self.shell, made))
+        generation = self.session.submit(
+            rows, merged, lambda made: answer_view(self.shell, made, patient=made.model in loaded)
+        )
         if generation.model not in loaded:
             show_load(self.shell, self.session.models[generation.model], reason=", the default model")
         if output is not None:

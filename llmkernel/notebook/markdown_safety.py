@@ -134,7 +134,7 @@ def _safe_paragraph(text: str, tex: bool) -> str:
     """Everything between two blank lines: code spans stay, the rest is defused."""
     pieces: list[str] = []
     position = 0
-    for start, end in [] if tex and _TAG.search(text) else code_spans(text):
+    for start, end in [] if tex and _RISK.search(text) else code_spans(text):
         pieces += [_defused(text[position:start], text, position), text[start:end]]
         position = end
     pieces.append(_defused(text[position:], text, position))

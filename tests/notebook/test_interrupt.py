@@ -137,7 +137,7 @@ def test_interrupt_of_a_wait_for_a_load_ends_the_wait(kernel: Kernel) -> None:
     cell = kernel.run(
         "before = set(Session.current.models)\nSession.current.load('fake:load_ms=1500', name='slow')\n"
         "%generate --raw --max-tokens 3 hello",
-        interrupt_when=shows("waiting for the first token"),
+        interrupt_when=shows("waiting for slow to load"),
     )
     assert_interrupted(cell)
     assert cell.evalue == "this cell stopped waiting; the load of slow goes on (%llm unload slow ends it)."
