@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from llmkernel.config import EngineArgs
 from llmkernel.engine.executor_facts import ExecutorFacts, ReportProgress
@@ -17,7 +17,7 @@ from llmkernel.engine.worker.hardware import resolve_device, resolve_dtype, reso
 from llmkernel.engine.worker.kv_store import KVStore, PagedKVStore
 from llmkernel.engine.worker.memory import KVPlan, available_memory, plan_kv_cache, weight_files, weights_need
 from llmkernel.engine.worker.model_files import ModelFiles
-from llmkernel.engine.worker.model_loader import LoadedModel, load_model
+from llmkernel.engine.worker.model_loader import LoadedModel, load_model, read_config
 from llmkernel.engine.worker.model_runner import ModelRunner
 from llmkernel.engine.worker.model_source import resolve_model
 from llmkernel.engine.worker.models.architecture import (
@@ -121,7 +121,7 @@ class _Memory:
 
 def _check(files: ModelFiles, args: EngineArgs, machine: _Machine) -> _Memory:
     """Refuse what config.json and the headers of the weights rule out."""
-    config = AutoConfig.from_pretrained(files.folder, trust_remote_code=args.trust_remote_code, local_files_only=True)
+    config = read_config(files, args)
     check_architecture(config)
     memory = _Memory(files.name, config, args, machine)
     memory.plan(cache_row_estimate(config), weights_need(weight_files(files.folder), machine.dtype.itemsize))

@@ -23,7 +23,7 @@ from llmkernel.engine.worker.hardware import resolve_device, resolve_dtype
 from llmkernel.engine.worker.model_files import ModelFiles, read_json
 from llmkernel.errors import EngineStartupError, UnsupportedFeatureError
 
-__all__ = ["LoadedModel", "load_model"]
+__all__ = ["LoadedModel", "load_model", "read_config"]
 
 
 @dataclasses.dataclass
@@ -53,7 +53,7 @@ def load_model(files: ModelFiles, args: EngineArgs, report: ReportProgress, *, a
         raise UnsupportedFeatureError(message, parameter="quantization", value=args.quantization)
     device = resolve_device(args)
     dtype = resolve_dtype(args, device)
-    config = _read_config(files, args)
+    config = read_config(files, args)
     report("weights", 0, 0, files.name)
     with _reporting(report, files.name), _single_threaded():
         model = _from_pretrained(files, args, config, dtype, attn_implementation)
@@ -79,7 +79,8 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
     return {key: value for key in keys if (value := config.get(key, text.get(key))) is not None}
 
 
-def _read_config(files: ModelFiles, args: EngineArgs) -> PretrainedConfig:
+def read_config(files: ModelFiles, args: EngineArgs) -> PretrainedConfig:
+    """config.json as transformers reads it; EngineStartupError or UnsupportedFeatureError, one line, if it does not."""
     content = read_json(files.folder / "config.json")
     scheme = content.get("quantization_config")
     if scheme:

@@ -37,6 +37,11 @@ class ModelRunner:
         self._batch = InputBatch(store.block_size)
         self._num_embeddings = model.num_embeddings
 
+    @property
+    def num_requests(self) -> int:
+        """Requests that have state here."""
+        return len(self._batch.requests)
+
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Mixed prefill chunks and decodes in one forward. A request that is at fault fails alone (errors)."""
@@ -60,6 +65,7 @@ class ModelRunner:
             logits,
             [request.req_id for request in inputs.sampled],
             [request.output_token_ids for request in inputs.sampled],
+            step.grammar,
         )
         for request, token_id in zip(inputs.sampled, drawn.token_ids, strict=True):
             if request.req_id not in drawn.errors:

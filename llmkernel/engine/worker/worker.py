@@ -60,13 +60,14 @@ class Worker:
         return "pong"
 
     def _memory(self) -> dict[str, int]:
-        """Bytes: of this process, of weights and KV pool as they count in full, and what the machine has left."""
+        """Bytes of this process, of weights, of the whole KV pool, left on the machine; and requests that have state."""
         facts = self._started().facts
         return {
             "resident": resident_memory(),
             "weights": facts.model.weights_bytes,
             "kv_cache": facts.kv_cache_bytes,
             "available": available_memory(),
+            "requests": self._started().runner.num_requests,
         }
 
     def _model_info(self) -> dict[str, Any]:
