@@ -47,10 +47,14 @@ def _serve(options: argparse.Namespace, departure: Departure) -> int:
 
     run = RunDirectory.join(options.run_dir)
     departure.on_exit(run.close)
-    # The control channel's thread starts here, before the executor imports torch.
+    from llmkernel.engine.control_door import EngineDoor
+    from llmkernel.engine.control_server import ControlServer
+
+    door = EngineDoor(run, options.parent_pid, departure)
+    ControlServer(run.address("ctl"), door).start()  # before anything heavy is imported: it works while we load
     from llmkernel.engine.startup import run_engine
 
-    return run_engine(options.handshake, options.engine_index, os.getpid(), departure)
+    return run_engine(options.handshake, options.engine_index, run, departure, door)
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:

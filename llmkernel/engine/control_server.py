@@ -1,5 +1,6 @@
 """ControlServer: the thread that answers the control channel, whatever the rest of the engine is doing."""
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Protocol
@@ -7,6 +8,7 @@ from typing import Protocol
 import msgspec
 import zmq
 
+from llmkernel.engine.peer_watch import PeerWatch
 from llmkernel.logger import init_logger
 from llmkernel.protocol.control import (
     Abort,
@@ -42,7 +44,8 @@ class ControlDoor(Protocol):
     def attach(self, client: Attach) -> int:
         """The new client's index; ValueError with the reason where it cannot be."""
 
-    def detach(self, client_index: int) -> None: ...
+    def detach(self, client_index: int) -> None:
+        """ValueError if there is no such attached client."""
 
     def shutdown(self) -> None:
         """End the engine; may not return."""
@@ -51,7 +54,8 @@ class ControlDoor(Protocol):
 class ControlServer:
     """Owns a ROUTER bound to `address` and its thread. Start it before anything heavy is imported; `close` ends both.
 
-    Bytes that are no question are logged and dropped; a question that cannot be met is refused with its reason.
+    Bytes that are no question are logged and dropped; a question that cannot be met is refused with its reason. The
+    processes of attached clients are watched, and a client whose process has ended is detached.
     """
 
     def __init__(self, address: str, door: ControlDoor) -> None:
@@ -61,6 +65,8 @@ class ControlServer:
         self._end = make_zmq_socket(self._ctx, "inproc://end", zmq.PAIR)
         self._thread = threading.Thread(target=self._serve, name="llmkernel-control", daemon=True)
         self._decoder = msgspec.msgpack.Decoder(Question)
+        self._poller = zmq.Poller()
+        self._peers = PeerWatch()
 
     def start(self) -> None:
         self._thread.start()
@@ -73,12 +79,14 @@ class ControlServer:
         self._ctx.term()
 
     def _serve(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._end, zmq.POLLIN)
-        with self._socket, self._end:
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._end, zmq.POLLIN)
+        with self._socket, self._end, contextlib.closing(self._peers):
             while True:
-                ready = dict(poller.poll())
+                ready = dict(self._poller.poll(self._peers.poll_ms))
+                for client_index in self._peers.gone(ready):
+                    logger.warning("The process of client %d is gone; it is detached.", client_index)
+                    self._detach(client_index)
                 if self._socket in ready:
                     self._answer(self._socket.recv_multipart())
                 elif self._end in ready:
@@ -94,7 +102,11 @@ class ControlServer:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             logger.warning("Ignored a malformed question on the control channel: %s", error)
             return
-        answer, afterwards = self._meet(question)
+        afterwards = None
+        try:
+            answer, afterwards = self._meet(question)
+        except ValueError as error:
+            answer = Refused(str(error))
         self._socket.send_multipart([peer, number, msgspec.msgpack.encode(answer)])
         if afterwards is not None:
             afterwards()
@@ -109,12 +121,22 @@ class ControlServer:
             case Abort(request_ids=ids):
                 self._door.abort(ids)
             case Attach():
-                try:
-                    return Attached(self._door.attach(question)), None
-                except ValueError as error:
-                    return Refused(str(error)), None
+                return Attached(self._attach(question)), None
             case Detach(client_index=index):
-                self._door.detach(index)
+                self._detach(index)
             case Shutdown():
                 return Done(), self._door.shutdown
         return Done(), None
+
+    def _attach(self, client: Attach) -> int:
+        client_index = self._door.attach(client)
+        try:
+            self._peers.add(client_index, client.pid, self._poller)
+        except ProcessLookupError:
+            self._door.detach(client_index)
+            raise ValueError(f"pid = {client.pid}: there is no such process.") from None
+        return client_index
+
+    def _detach(self, client_index: int) -> None:
+        self._peers.discard(client_index, self._poller)
+        self._door.detach(client_index)

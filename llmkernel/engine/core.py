@@ -97,6 +97,7 @@ class EngineCore:
 
     def preprocess_add_request(self, request: EngineCoreRequest) -> Request:
         """Check a request and hash its blocks; safe in the input thread. InvalidRequestError says what to change."""
+        self._step_started: float | None = None
         check_request(request, self._limits)
         return Request.from_engine_core_request(request, self._kv_cache.hash_new_blocks)
 
@@ -136,12 +137,23 @@ class EngineCore:
     def step(self) -> dict[int, EngineCoreOutputs]:
         """One step; what it brought, by client_index. Empty if there was nothing to do."""
         self._pauses.settle()
+    def abort_client_requests(self, client_index: int) -> None:
+        """End every live request of this client: it is gone."""
+        requests = self.scheduler.requests.values()
+        self.abort_requests([request.request_id for request in requests if request.client_index == client_index])
+
         stepped = self.scheduler.has_work()
         if stepped:
-            started = time.monotonic()
+            started = self._step_started = time.monotonic()
             step = self.scheduler.schedule()
             self._execute(step)
             self._step_time = time.monotonic() - started
+    @property
+    def step_age(self) -> float:
+        """Seconds for which the present step has run, 0 between steps. From any thread."""
+        started = self._step_started
+        return 0.0 if started is None else time.monotonic() - started
+
         if not stepped and not self.scheduler.outbox:
             return {}
         stats = self.scheduler.make_stats(self._step_time) if self._args.log_stats else None
@@ -151,6 +163,7 @@ class EngineCore:
         """Give everything back; idempotent."""
         self._pauses.shutdown()
         executor, self._executor = self._executor, None
+            self._step_started = None
         if executor is not None:
             executor.shutdown()
 

@@ -10,17 +10,16 @@ from functools import partial
 from typing import Any
 
 import msgspec
-import zmq
 
 from llmkernel.engine.core import EngineCore
 from llmkernel.engine.input_decoder import InputDecoder, RefusedRequest, bare_request
+from llmkernel.engine.input_sockets import InputSockets
 from llmkernel.engine.output_sender import OutputSender
 from llmkernel.errors import LLMKernelError
 from llmkernel.logger import init_logger
 from llmkernel.protocol.handshake import EngineAddresses
 from llmkernel.protocol.outputs import EngineCoreOutputs, UtilityFailure, UtilityOutput, UtilityResult
 from llmkernel.protocol.requests import EngineCoreRequestType, EngineIdentity, engine_identity
-from llmkernel.protocol.transport import make_zmq_socket
 
 __all__ = ["EngineCoreProc"]
 
@@ -45,8 +44,10 @@ class EngineCoreProc:
         self.engines_running = False  # data parallel: step even without requests of our own
         self.input_queue: queue.SimpleQueue[tuple[EngineCoreRequestType, Any]] = queue.SimpleQueue()
         self.output_sender = OutputSender(addresses.outputs, engine_index, addresses.coordinator_output)
+        core.on_grammar_compiled = lambda: self.input_queue.put((EngineCoreRequestType.WAKEUP, None))
+        self.num_owner_clients = len(addresses.inputs)
         self._shutdown_requested = False
-        self._registration = msgspec.msgpack.encode(core.ready)
+        self._input_sockets = InputSockets(msgspec.msgpack.encode(core.ready), self._on_client_gone)
         self._input_ready = threading.Event()
         self._input_thread = threading.Thread(
             target=self._run_input_thread,
@@ -84,6 +85,22 @@ class EngineCoreProc:
         self.core.shutdown()
         return 0
 
+    # Any thread -------------------------------------------------------------------------------------------------
+
+    def attach_client(self, client_index: int, input_address: str, output_address: str) -> None:
+        """One more client: the engine connects to both addresses, and registers at the input."""
+        self.output_sender.attach(client_index, output_address)
+        self._input_sockets.attach(client_index, input_address)
+
+    def detach_client(self, client_index: int) -> None:
+        """That client is gone: its requests end, and its sockets are let go of."""
+        self._input_sockets.detach(client_index)
+
+    def abort_requests(self, request_ids: Sequence[str]) -> None:
+        """End requests: after the forward that runs now, and again in order, so that an ADD before it is not missed."""
+        self.core.aborts_queue.put(request_ids)
+        self.input_queue.put((EngineCoreRequestType.ABORT, request_ids))
+
     # Main thread ------------------------------------------------------------------------------------------------
 
     def run_busy_loop(self) -> None:
@@ -114,6 +131,9 @@ class EngineCoreProc:
             self._forget_early_aborts()
         elif request_type is EngineCoreRequestType.UTILITY:
             self._call_utility(*request)
+        elif request_type is EngineCoreRequestType.CLIENT_GONE:
+            self.core.abort_client_requests(request)
+            self.output_sender.detach(request)
         elif request_type is EngineCoreRequestType.EXECUTOR_FAILED:
             raise RuntimeError(f"A part of the engine failed: {request}") from request
         elif request_type is EngineCoreRequestType.START_DP_WAVE:
@@ -177,26 +197,21 @@ class EngineCoreProc:
         self, input_addresses: Sequence[str], coord_input_address: str | None, identity: EngineIdentity
     ) -> None:
         """The thread: register with every client, then poll, receive, decode, enqueue; for ever."""
-        decoder = InputDecoder(self.core.preprocess_add_request, self.output_sender.num_clients)
-        with contextlib.ExitStack() as stack, zmq.Context() as ctx:
-            poller = zmq.Poller()
-            for address in input_addresses:
-                dealer = make_zmq_socket(ctx, address, zmq.DEALER, bind=False, identity=identity, linger=0)
-                stack.enter_context(dealer).send(self._registration)  # a ROUTER cannot address whom it never heard
-                poller.register(dealer, zmq.POLLIN)
-            if coord_input_address is not None:
-                coordinator = make_zmq_socket(ctx, coord_input_address, zmq.XSUB, bind=False, identity=identity)
-                stack.enter_context(coordinator).send(b"\x01")  # subscribe to everything
-                poller.register(coordinator, zmq.POLLIN)
+        sockets = self._input_sockets
+        decoder = InputDecoder(self.core.preprocess_add_request, sockets.clients)
+        with sockets.opened(input_addresses, coord_input_address, identity):
             self._input_ready.set()
             while True:
-                for ready, _ in poller.poll():
-                    self._receive(ready.recv_multipart(copy=False), decoder)
+                for frames in sockets.receive():
+                    self._take(decoder.decode(frames))
 
-    def _receive(self, frames: "Sequence[zmq.Frame]", decoder: InputDecoder) -> None:
-        item = decoder.decode(frames)
+    def _take(self, item: tuple[EngineCoreRequestType, Any] | None) -> None:
         if item is None:
             return
         if item[0] is EngineCoreRequestType.ABORT:
-            self.core.aborts_queue.put(item[1])  # looked at after the forward that runs now ...
-        self.input_queue.put_nowait(item)  # ... and again in order, so that it cannot miss an ADD before it
+            self.abort_requests(item[1])
+        else:
+            self.input_queue.put_nowait(item)
+
+    def _on_client_gone(self, client_index: int) -> None:
+        self.input_queue.put((EngineCoreRequestType.CLIENT_GONE, client_index))

@@ -1,7 +1,7 @@
 """From the frames of an input message to what the busy loop takes; what makes no sense is logged and dropped."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import msgspec
@@ -34,14 +34,14 @@ def bare_request(request_id: str, client_index: int) -> EngineCoreRequest:
 class InputDecoder:
     """Decodes input messages; belongs to the input thread. ADD has a typed decoder, everything else an untyped one.
 
-    preprocess: EngineCore.preprocess_add_request. num_clients: indices that have an output socket.
+    preprocess: EngineCore.preprocess_add_request. clients: the indices that have an output socket; they come and go.
     """
 
-    def __init__(self, preprocess: Callable[[EngineCoreRequest], Request], num_clients: int) -> None:
+    def __init__(self, preprocess: Callable[[EngineCoreRequest], Request], clients: Container[int]) -> None:
         self._add_decoder = MsgpackDecoder(EngineCoreRequest)
         self._generic_decoder = MsgpackDecoder()
         self._preprocess = preprocess
-        self._num_clients = num_clients
+        self._clients = clients
 
     def decode(self, frames: "Sequence[Any]") -> tuple[EngineCoreRequestType, Any] | None:
         """(type, request) for the input queue, or None for a message that makes no sense."""
@@ -89,5 +89,5 @@ class InputDecoder:
         raise WireError(f"{request_type.name} does not travel.")
 
     def _check_client(self, client_index: object) -> None:
-        if not isinstance(client_index, int) or not 0 <= client_index < self._num_clients:
-            raise WireError(f"client_index {client_index!r}: there are {self._num_clients} clients.")
+        if not isinstance(client_index, int) or client_index not in self._clients:
+            raise WireError(f"client_index {client_index!r}: there is no such client.")

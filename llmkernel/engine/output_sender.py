@@ -1,6 +1,7 @@
 """The engine's output thread: encodes outputs and pushes them to the clients, and never waits for a slow one."""
 
 import contextlib
+import dataclasses
 import queue
 import socket
 import threading
@@ -11,6 +12,7 @@ from typing import Any
 import zmq
 
 from llmkernel.logger import init_logger
+from llmkernel.protocol.control import FIRST_ATTACHED
 from llmkernel.protocol.output_backlog import OutputBacklog
 from llmkernel.protocol.outputs import (
     ENGINE_CORE_DEAD,
@@ -35,7 +37,7 @@ LINGER_MS = 4000
 
 
 class OutputSender:
-    """Owns the output thread and its PUSH sockets, one per client. `put` may be called from any thread.
+    """Owns the output thread and its PUSH sockets, one per client. Its methods may be called from any thread.
 
     A client whose socket is full has a lane where its outputs are merged per request until the socket takes more, so
     the engine never blocks and holds no more than what it generated. Messages are encoded into reused bytearrays, which
@@ -45,23 +47,16 @@ class OutputSender:
     def __init__(
         self, output_paths: Sequence[str], engine_index: int = 0, coord_output_path: str | None = None
     ) -> None:
-        self._output_paths = list(output_paths)
-        self._coord_output_path = coord_output_path
-        self._engine_index = engine_index
-        self.output_queue: queue.SimpleQueue[tuple[int, EngineCoreOutputs] | _Dead] = queue.SimpleQueue()
+        self.output_queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._parked = False
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_writer.setblocking(False)
         self._thread = threading.Thread(
             target=self.process_output_sockets,
-            args=(self._output_paths, coord_output_path, engine_index),
+            args=(list(output_paths), coord_output_path, engine_index),
             name="llmkernel-output",
             daemon=True,
         )
-
-    @property
-    def num_clients(self) -> int:
-        return len(self._output_paths)
 
     def start(self) -> None:
         self._thread.start()
@@ -70,12 +65,20 @@ class OutputSender:
         """Send `outputs` to the client; -1 is the data-parallel coordinator."""
         self._enqueue((client_index, outputs))
 
+    def attach(self, client_index: int, address: str) -> None:
+        """One more client; what is put for it from now on goes to `address`."""
+        self._enqueue(_Attach(client_index, address))
+
+    def detach(self, client_index: int) -> None:
+        """The client is gone: what it has not taken is dropped."""
+        self._enqueue(_Detach(client_index))
+
     def send_dead(self, fault: UtilityFailure | None, timeout: float = 5.0) -> None:
         """Tell every client that the engine is dead, and why; waits at most `timeout` seconds for the thread to end."""
         self._enqueue(_Dead(fault))
         self._thread.join(timeout)
 
-    def _enqueue(self, item: "tuple[int, EngineCoreOutputs] | _Dead") -> None:
+    def _enqueue(self, item: "_Item") -> None:
         self.output_queue.put(item)
         if self._parked:
             with contextlib.suppress(BlockingIOError):  # enough wake-ups wait already
@@ -103,16 +106,15 @@ class OutputSender:
                 if isinstance(item, _Dead):
                     _say_dead(lanes, writer, item, engine_index)
                     return
-                client_index, outputs = item
-                outputs.engine_index = engine_index
-                lane = lanes.get(client_index)
-                if lane is None:
-                    logger.error("Dropped outputs for client %d, which does not exist.", client_index)
-                    continue
-                lane.backlog.append(outputs)
-                lane.flush(writer)
+                if isinstance(item, _Attach):
+                    push = make_zmq_socket(ctx, item.address, zmq.PUSH, bind=False, linger=LINGER_MS, hwm=OUTPUT_HWM)
+                    lanes[item.client_index] = _Lane(stack.enter_context(push))
+                elif isinstance(item, _Detach):
+                    lanes.pop(item.client_index).socket.close(linger=0)
+                else:
+                    _send(lanes, writer, *item, engine_index)
 
-    def _next_item(self, lanes: "dict[int, _Lane]", writer: "_Writer") -> "tuple[int, EngineCoreOutputs] | _Dead":
+    def _next_item(self, lanes: "dict[int, _Lane]", writer: "_Writer") -> "_Item":
         """The next thing to send; meanwhile lanes that were full are emptied as their sockets take more."""
         while True:
             full = [lane for lane in lanes.values() if lane.backlog]
@@ -135,11 +137,29 @@ class OutputSender:
                 lane.flush(writer)
 
 
+@dataclasses.dataclass(frozen=True)
 class _Dead:
     """In the queue: say farewell, then end the thread."""
 
-    def __init__(self, fault: UtilityFailure | None) -> None:
-        self.fault = fault
+    fault: UtilityFailure | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Attach:
+    """In the queue: one more client."""
+
+    client_index: int
+    address: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Detach:
+    """In the queue: a client that attached is gone."""
+
+    client_index: int
+
+
+_Item = tuple[int, EngineCoreOutputs] | _Dead | _Attach | _Detach
 
 
 class _Lane:
@@ -186,6 +206,18 @@ class _Writer:
             failure = UtilityFailure(type(error).__name__, f"The result does not travel: {error}", "")
             outputs.utility_output = UtilityOutput(call_id, failure=failure)
             return self._encoder.encode_into(outputs, buffer)
+
+
+def _send(
+    lanes: "dict[int, _Lane]", writer: _Writer, client_index: int, outputs: EngineCoreOutputs, engine_index: int
+) -> None:
+    lane = lanes.get(client_index)
+    if lane is not None:
+        outputs.engine_index = engine_index
+        lane.backlog.append(outputs)
+        lane.flush(writer)
+    elif client_index < FIRST_ATTACHED:  # else it was detached, and this is the end of what it had asked
+        logger.error("Dropped outputs for client %d, which does not exist.", client_index)
 
 
 def _say_dead(lanes: "dict[int, _Lane]", writer: _Writer, dead: _Dead, engine_index: int) -> None:

@@ -1,14 +1,17 @@
 """The engine's side of the start-up: handshake, load, ready or failed, then the busy loop."""
 
 import gc
+import os
 import threading
 import time
 import traceback
+from pathlib import Path
 from types import TracebackType
 
 import msgspec
 import zmq
 
+from llmkernel.engine.control_door import EngineDoor
 from llmkernel.engine.core import EngineCore
 from llmkernel.engine.core_proc import EngineCoreProc
 from llmkernel.engine.departure import Departure
@@ -23,6 +26,7 @@ from llmkernel.protocol.handshake import (
     StartupFailed,
 )
 from llmkernel.protocol.requests import engine_identity
+from llmkernel.protocol.run_directory import RunDirectory
 from llmkernel.protocol.transport import make_zmq_socket
 
 __all__ = ["EngineHandshake", "run_engine"]
@@ -31,6 +35,9 @@ logger = init_logger(__name__)
 
 PROGRESS_INTERVAL = 0.05
 """Seconds between two progress messages of one stage; the first and the last of a stage always go."""
+
+INIT_PATIENCE_MS = 100
+"""How long to wait for INIT before its copy is used."""
 
 _LINGER_MS = 5000
 
@@ -52,8 +59,12 @@ class EngineHandshake:
     def hello(self, pid: int) -> None:
         self._send(Hello(pid=pid))
 
-    def receive_init(self) -> EngineHandshakeMetadata:
-        """Wait for INIT, as long as the owner lives: it answers when its event loop turns, which may be much later."""
+    def receive_init(self, copy: Path) -> EngineHandshakeMetadata:
+        """Wait for INIT, as long as the owner lives. An owner answers when its event loop turns, which may be much
+        later: so it leaves a copy in the run directory, which is read if no answer comes soon.
+        """
+        if not self._socket.poll(INIT_PATIENCE_MS) and copy.exists():
+            return msgspec.msgpack.decode(copy.read_bytes(), type=EngineHandshakeMetadata)
         return msgspec.msgpack.decode(self._socket.recv(), type=EngineHandshakeMetadata)
 
     def report(self, stage: str, done: int = 0, total: int = 0, detail: str = "") -> None:
@@ -90,12 +101,14 @@ class EngineHandshake:
             self._socket.send(msgspec.msgpack.encode(message))
 
 
-def run_engine(handshake_address: str, engine_index: int, pid: int, departure: Departure) -> int:
+def run_engine(
+    handshake_address: str, engine_index: int, run: RunDirectory, departure: Departure, door: EngineDoor
+) -> int:
     """Start the engine that the owner describes at `handshake_address`, serve until the end; returns the exit code."""
     with EngineHandshake(handshake_address, engine_index) as handshake:
-        handshake.hello(pid)
+        handshake.hello(os.getpid())
         try:
-            proc = _load(handshake, engine_index)
+            proc = _load(handshake, engine_index, run, door)
         except Exception as error:  # whatever ends a load is told to the owner, and with its traceback to the log
             logger.exception("The engine did not start.")
             handshake.failed(error)
@@ -103,14 +116,20 @@ def run_engine(handshake_address: str, engine_index: int, pid: int, departure: D
         gc.freeze()
         handshake.ready(proc.core.ready.load_timings)
     departure.attach_loop(proc.request_shutdown, proc.say_farewell)
+    door.open(proc)
     return proc.run()
 
 
-def _load(handshake: EngineHandshake, engine_index: int) -> EngineCoreProc:
-    init = handshake.receive_init()
-    handshake.report("importing")
+def _load(handshake: EngineHandshake, engine_index: int, run: RunDirectory, door: EngineDoor) -> EngineCoreProc:
+    def report(stage: str, done: int = 0, total: int = 0, detail: str = "") -> None:
+        door.progress(Progress(stage, done, total, detail))
+        handshake.report(stage, done, total, detail)
+
+    init = handshake.receive_init(run.file("init"))
+    door.describe(init.engine_args)
+    report("importing")
     executor_class = resolve_executor_class(init.executor_class)
-    core = EngineCore(init.engine_args, executor_class(), handshake.report)
+    core = EngineCore(init.engine_args, executor_class(), report)
     proc = EngineCoreProc(core, init.addresses, engine_index)
     proc.start_io_threads()
     return proc

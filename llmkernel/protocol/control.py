@@ -9,14 +9,20 @@ that starts before the model's libraries are imported; anybody of the same user 
     Shutdown  -> Done       end the engine
     (any)     -> Refused    with the reason
 
+A client attaches by binding its two sockets first; it then hears on the input one, once the model is loaded, the same
+registration as the owner. The engine watches its process, and detaches it when that ends.
+
 Frames of a question and of an answer: a number that the asker chose (so that late answers are recognised), msgpack.
 """
+
+from typing import Any
 
 import msgspec
 
 from llmkernel.protocol.handshake import Progress
 
 __all__ = [
+    "FIRST_ATTACHED",
     "Abort",
     "Answer",
     "Attach",
@@ -32,6 +38,10 @@ __all__ = [
     "Shutdown",
     "Status",
 ]
+
+
+FIRST_ATTACHED = 1000
+"""client_index of the first client that attaches; those below are named in the owner's INIT. None is used twice."""
 
 
 class Ping(msgspec.Struct, tag_field="ask", tag="PING"):
@@ -97,7 +107,7 @@ class ClientStatus(msgspec.Struct):
 class EngineStatus(msgspec.Struct, tag_field="answer", tag="STATUS", kw_only=True):
     """state: starting | running | stopping. stage: where the load is. uptime: seconds. memory: bytes, resident.
 
-    running, waiting: requests. log: path of the log file.
+    running, waiting: requests. log: path of the log file. engine_args: what it was asked to be, {} until it knows.
     """
 
     pid: int
@@ -113,6 +123,7 @@ class EngineStatus(msgspec.Struct, tag_field="answer", tag="STATUS", kw_only=Tru
     step_age: float
     clients: list[ClientStatus]
     log: str
+    engine_args: dict[str, Any] = {}
 
 
 class Attached(msgspec.Struct, tag_field="answer", tag="ATTACHED"):

@@ -29,7 +29,7 @@ def engine_identity(engine_index: int) -> EngineIdentity:
 
 
 class EngineCoreRequestType(bytes, enum.Enum):
-    """Type frame of an input message. The last two never travel: they stand in the engine's own input queue."""
+    """Type frame of an input message. The last three never travel: they stand in the engine's own input queue."""
 
     ADD = b"\x00"
     ABORT = b"\x01"
@@ -37,6 +37,7 @@ class EngineCoreRequestType(bytes, enum.Enum):
     UTILITY = b"\x03"
     EXECUTOR_FAILED = b"\x04"
     WAKEUP = b"\x05"
+    CLIENT_GONE = b"\x06"
 
 
 class LoRARequest(msgspec.Struct, frozen=True, array_like=True):

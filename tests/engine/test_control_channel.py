@@ -1,5 +1,8 @@
 """The control channel: every question, answered beside a busy engine, and nothing that bytes can break."""
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +23,7 @@ class Door:
     def __init__(self) -> None:
         self.done: list[object] = []
         self.ended = threading.Event()
+        self.detached = threading.Event()
 
     def pong(self) -> Pong:
         return Pong(7, 0.5)
@@ -40,6 +44,7 @@ class Door:
 
     def detach(self, client_index: int) -> None:
         self.done.append(client_index)
+        self.detached.set()
 
     def shutdown(self) -> None:
         self.ended.set()
@@ -71,14 +76,39 @@ def test_every_question_has_its_answer(door: Door, client: ControlClient) -> Non
     client.abort(["a", "b"])
     client.detach(3)
     assert door.done == [["a", "b"], 3]
-    assert client.attach(Attach("ipc:///x/in1", "ipc:///x/out1", 9)) == 3
+    assert client.attach(Attach("ipc:///x/in1", "ipc:///x/out1", os.getpid())) == 3
     client.shutdown()
     assert door.ended.wait(5)
 
 
 def test_what_cannot_be_is_refused_with_its_reason(door: Door, client: ControlClient) -> None:
     with pytest.raises(InvalidRequestError, match="must be in the run directory"):
-        client.attach(Attach("tcp://10.0.0.1:1", "ipc:///x", 9))
+        client.attach(Attach("tcp://10.0.0.1:1", "ipc:///x", os.getpid()))
+    for pid in (0, -5, 2**40, ended_pid()):
+        with pytest.raises(InvalidRequestError, match=f"pid = {pid}: there is no such process"):
+            client.attach(Attach("ipc:///x/in1", "ipc:///x/out1", pid))
+    assert door.done == [3, 3, 3, 3]  # what had been attached is detached
+
+
+@pytest.mark.parametrize("pidfd", [True, False])
+def test_a_client_whose_process_ends_is_detached(
+    door: Door, client: ControlClient, monkeypatch: pytest.MonkeyPatch, pidfd: bool
+) -> None:
+    if not pidfd:
+        monkeypatch.delattr(os, "pidfd_open")
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    client.attach(Attach("ipc:///x/in1", "ipc:///x/out1", process.pid))
+    assert client.ping() and door.done == []
+    process.kill()
+    assert door.detached.wait(5)
+    assert door.done == [3]
+    process.communicate()
+
+
+def ended_pid() -> int:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    return process.pid
 
 
 def test_many_threads_ask_at_once(door: Door, client: ControlClient) -> None:

@@ -241,6 +241,7 @@ def _engine_status() -> EngineStatus:
         step_age=0.25,
         clients=[ClientStatus(client_index=0, pid=4000, unfinished=3)],
         log="/r/log",
+        engine_args={"model": "smollm2"},
     )
 
 

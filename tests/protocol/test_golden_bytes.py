@@ -68,7 +68,7 @@ def test_every_struct_of_the_protocol_has_golden_bytes() -> None:
 @pytest.mark.row("A-045", "A-126")
 def test_type_frames_are_one_byte() -> None:
     expected = {"ADD": b"\0", "ABORT": b"\1", "START_DP_WAVE": b"\2", "UTILITY": b"\3"}
-    inside = {"EXECUTOR_FAILED": b"\4", "WAKEUP": b"\5"}
+    inside = {"EXECUTOR_FAILED": b"\4", "WAKEUP": b"\5", "CLIENT_GONE": b"\6"}
     assert {kind.name: kind.value for kind in EngineCoreRequestType} == expected | inside
     assert EngineCoreRequestType(bytes(memoryview(b"\3"))) is EngineCoreRequestType.UTILITY
     with pytest.raises(ValueError, match="not a valid"):

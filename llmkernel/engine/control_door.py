@@ -1,0 +1,143 @@
+"""EngineDoor: the engine as the control channel sees it, from the first moment of the process to the last."""
+
+import itertools
+import os
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from llmkernel.config import EngineArgs
+from llmkernel.engine.departure import Departure
+from llmkernel.protocol.control import FIRST_ATTACHED, Attach, ClientStatus, EngineStatus, Pong
+from llmkernel.protocol.handshake import Progress
+from llmkernel.protocol.run_directory import RunDirectory
+
+if TYPE_CHECKING:  # it stands before the engine is imported
+    from llmkernel.engine.core_proc import EngineCoreProc
+
+__all__ = ["EngineDoor"]
+
+
+class EngineDoor:
+    """A ControlDoor. Its methods run on the control thread, but for `describe`, `progress` and `open`: those are the
+    main thread's, or whichever reports progress.
+
+    Clients may attach while the model loads: they are connected when it is there.
+    """
+
+    def __init__(self, run: RunDirectory, owner_pid: int, departure: Departure) -> None:
+        self._run = run
+        self._owner_pid = owner_pid
+        self._departure = departure
+        self._started = time.monotonic()
+        self._args: EngineArgs | None = None
+        self._stage: Progress | None = None
+        self._lock = threading.Lock()  # attaching here, and opening there
+        self._proc: EngineCoreProc | None = None
+        self._indices = itertools.count(FIRST_ATTACHED)
+        self._attached: dict[int, Attach] = {}
+
+    # What the engine tells.
+
+    def describe(self, args: EngineArgs) -> None:
+        """What this engine is to be."""
+        self._args = args
+
+    def progress(self, progress: Progress) -> None:
+        self._stage = progress
+
+    def open(self, proc: "EngineCoreProc") -> None:
+        """The engine takes requests; so do those who attached while it was loading."""
+        with self._lock:
+            self._proc = proc
+            for client_index, client in self._attached.items():
+                proc.attach_client(client_index, client.input, client.output)
+        self._stage = Progress("ready")
+
+    # What the control channel asks.
+
+    def pong(self) -> Pong:
+        proc = self._proc
+        return Pong(proc.core.scheduler.step_counter, proc.core.step_age) if proc is not None else Pong(0, 0.0)
+
+    def status(self) -> EngineStatus:
+        proc, pong = self._proc, self.pong()
+        scheduler = proc.core.scheduler if proc is not None else None
+        requests = scheduler.requests.copy() if scheduler is not None else {}  # a copy: the main thread changes it
+        unfinished = Counter(request.client_index for request in requests.values())
+        state = "running" if proc is not None else "starting"
+        return EngineStatus(
+            pid=os.getpid(),
+            owner_pid=self._owner_pid,
+            model=self._args.model if self._args is not None else "",
+            state="stopping" if self._departure.requested else state,
+            stage=self._stage,
+            uptime=time.monotonic() - self._started,
+            memory=_resident_memory(),
+            running=len(scheduler.running) if scheduler is not None else 0,
+            waiting=len(scheduler.waiting) if scheduler is not None else 0,
+            step_counter=pong.step_counter,
+            step_age=pong.step_age,
+            clients=self._clients(unfinished),
+            log=str(self._run.file("log")),
+            engine_args=msgspec.to_builtins(self._args) if self._args is not None else {},
+        )
+
+    def abort(self, request_ids: list[str]) -> None:
+        if self._proc is not None:
+            self._proc.abort_requests(request_ids)
+
+    def attach(self, client: Attach) -> int:
+        """ValueError for an address that is neither in the run directory nor on 127.0.0.1."""
+        for name in ("input", "output"):
+            self._check_address(name, getattr(client, name))
+        if client.input == client.output:
+            raise ValueError("input and output are the same address; bind two sockets.")
+        with self._lock:
+            client_index = next(self._indices)
+            self._attached[client_index] = client
+            if self._proc is not None:
+                self._proc.attach_client(client_index, client.input, client.output)
+        return client_index
+
+    def detach(self, client_index: int) -> None:
+        """ValueError for a client that never attached, or has left."""
+        with self._lock:
+            if self._attached.pop(client_index, None) is None:
+                raise ValueError(f"client_index = {client_index} is not attached.")
+            if self._proc is not None:
+                self._proc.detach_client(client_index)
+
+    def shutdown(self) -> None:
+        self._departure.request()
+
+    def _clients(self, unfinished: "Counter[int]") -> list[ClientStatus]:
+        proc = self._proc
+        own = range(proc.num_owner_clients if proc is not None else 1)
+        pids = dict.fromkeys(own, self._owner_pid)
+        pids |= {client_index: client.pid for client_index, client in self._attached.items()}
+        return [ClientStatus(client_index, pid, unfinished[client_index]) for client_index, pid in pids.items()]
+
+    def _check_address(self, name: str, address: str) -> None:
+        scheme, _, place = address.partition("://")
+        if scheme == "tcp":
+            host, _, port = place.rpartition(":")
+            if host == "127.0.0.1" and port.isdecimal() and 0 < int(port) < 2**16:
+                return
+        elif scheme == "ipc":
+            folder, _, file = place.rpartition("/")
+            try:
+                if folder == str(self._run.path) and address == self._run.address(file):
+                    return
+            except ValueError:
+                pass
+        raise ValueError(f"{name} = {address!r} must be in {self._run.path}, or a port of 127.0.0.1.")
+
+
+def _resident_memory() -> int:
+    import psutil  # lazy: 20 ms that the start of an engine does not pay
+
+    return int(psutil.Process().memory_info().rss)
