@@ -60,7 +60,7 @@ class Worker:
         return "pong"
 
     def _memory(self) -> dict[str, int]:
-        """Bytes of this process, of weights, of the whole KV pool, left on the machine; and requests that have state."""
+        """Bytes of this process, of weights, of the whole KV pool, left on the machine; requests that have state."""
         facts = self._started().facts
         return {
             "resident": resident_memory(),
