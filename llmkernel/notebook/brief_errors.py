@@ -3,6 +3,7 @@
 from typing import TypeVar
 
 from llmkernel.errors import LLMKernelError
+from llmkernel.notebook.plain_text import clean_text
 
 __all__ = ["brief"]
 
@@ -13,5 +14,5 @@ def brief(error: Raised) -> Raised:
     """`error`, which IPython then shows without a traceback if it is one of ours or an interrupt."""
     if isinstance(error, LLMKernelError | KeyboardInterrupt) and not hasattr(error, "_render_traceback_"):
         name = "KeyboardInterrupt" if isinstance(error, KeyboardInterrupt) else type(error).__name__
-        setattr(error, "_render_traceback_", lambda: [f"{name}: {error}"])  # noqa: B010 - IPython's protocol
+        setattr(error, "_render_traceback_", lambda: [f"{name}: {clean_text(str(error))}"])  # noqa: B010 - IPython's protocol
     return error

@@ -92,13 +92,14 @@ class ModelSlot:
     def _on_load_over(self, load: "asyncio.Future[None]") -> None:
         if not load.cancelled():
             load.exception()  # whoever waits gets it; nobody need wait
-        self._tell()
+        self.tell()
 
     def _on_progress(self, progress: Progress) -> None:
         self.progress = progress
-        self._tell()
+        self.tell()
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Call the listeners: there is news."""
         for listener in list(self.listeners):
             listener()
 

@@ -182,7 +182,7 @@ class Session:
     def slot_or_default(self, name: str | None = None) -> "ModelSlot":
         """As `slot`; with nothing loaded and no name, the default model is loaded."""
         if name is None and not self.models:
-            return self.start_load(EngineArgs(), DEFAULT_MODEL)
+            return self.start_load(EngineArgs(model=DEFAULT_MODEL), DEFAULT_MODEL)
         return self.slot(name)
 
     def running(self) -> "list[Generation]":
@@ -236,6 +236,7 @@ class Session:
             return f"{slot.name} is loaded."
         self._remove(slot)
         given_back = slot.shutdown()
+        slot.tell()
         return f"the load of {slot.name} was ended, {format_bytes(given_back)} given back."
 
 

@@ -73,6 +73,20 @@ def test_unloading_ends_the_engine_and_leaves_no_trace(kernel: Kernel) -> None:
     assert "No model is loaded" in kernel.run("%llm status").stdout
 
 
+def test_without_a_model_the_default_one_is_loaded_and_said(kernel: Kernel) -> None:
+    kernel.run("%load_ext llmkernel\nimport llmkernel.notebook.session as home")
+    assert kernel.value("home.DEFAULT_MODEL") == "smollm2"
+    kernel.run("home.DEFAULT_MODEL = 'fake:echo=1,load_ms=300'")
+    cell = kernel.run("%%generate --raw\nhello")
+    load, answer = cell.displays
+    told = [content["data"]["text/plain"] for content in cell.of_type("display_data", "update_display_data")]
+    assert told[0].startswith("Loading fake:echo=1,load_ms=300, the default model: ")
+    assert any(": weights" in text for text in told)
+    assert load["data"]["text/plain"].startswith("fake:echo=1,load_ms=300 is ready (")
+    assert answer["data"]["text/plain"] == "hello" and "waiting" not in "".join(told)
+    assert len(kernel.run("%%generate --raw\nagain").displays) == 1
+
+
 def test_shutting_the_kernel_down_ends_the_engine(kernel: Kernel) -> None:
     kernel.run("%load_ext llmkernel\n%llm load fake: --name fake")
     (engine,) = engines(kernel)

@@ -129,6 +129,7 @@ def test_interrupt_of_a_load_ends_the_load(kernel: Kernel) -> None:
     cell = kernel.run("%llm load fake:load_ms=60000 --name slow", interrupt_when=shows("weights"), timeout=20)
     assert_interrupted(cell)
     assert "the load of slow was ended" in cell.evalue
+    assert cell.displays[0]["data"]["text/plain"] == "Loading slow: ended."
     assert set(psutil.Process(kernel.pid).children(recursive=True)) <= children
     assert kernel.value("'slow' in Session.current.models") is False
 
