@@ -1,5 +1,6 @@
 """InprocClient: the engine in this process, without sockets or a busy loop; each `get_output` is one step."""
 
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -27,6 +28,8 @@ class InprocClient(EngineCoreClient):
         self.progress: list[Progress] = []
         self._shut_down = False
         self.engine_core = EngineCore(args, resolve_executor_class(executor_class)(), self._report)
+        self._compiled = threading.Event()
+        self.engine_core.on_grammar_compiled = self._compiled.set
 
     @property
     def engine_dead(self) -> bool:
@@ -40,8 +43,11 @@ class InprocClient(EngineCoreClient):
         return self.engine_core.ready
 
     def get_output(self) -> EngineCoreOutputs:
-        """Run one step; its outputs (none if there was nothing to do)."""
+        """Run one step; its outputs (none if there was nothing to do). Waits where all requests wait for a grammar."""
         self._ensure_alive()
+        self._compiled.clear()
+        if self.engine_core.scheduler.compiling and not self.engine_core.has_requests():
+            self._compiled.wait()
         return self.engine_core.step().get(0, EngineCoreOutputs())
 
     def add_request(self, request: EngineCoreRequest) -> None:

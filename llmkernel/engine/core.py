@@ -20,6 +20,8 @@ from llmkernel.engine.request import Request, RequestStatus
 from llmkernel.engine.request_checks import RequestLimits, check_request
 from llmkernel.engine.scheduler.output import SchedulerOutput
 from llmkernel.engine.scheduler.scheduler import Scheduler
+from llmkernel.engine.structured.compiler import GrammarCompiler
+from llmkernel.engine.structured.grammar import GrammarBackend
 from llmkernel.errors import LLMKernelError, UnsupportedFeatureError
 from llmkernel.logger import init_logger
 from llmkernel.protocol.handshake import EngineCoreReadyResponse
@@ -63,6 +65,7 @@ class EngineCore:
 
     ready: what a client has to know; max_model_len is what the model, the options and the KV pool allow together.
     scheduler: to look at (statistics, checks); change it through the methods here.
+    on_grammar_compiled: called, in another thread, when there may be work again, though no request came in.
     aborts_queue: any thread may put request ids there, to end them between the forward that runs now and what it brings
     (engine.md B.6-3). Ids that are not here yet are passed over, so `abort_requests` must follow in order.
     """
@@ -87,9 +90,14 @@ class EngineCore:
             num_blocks=self._kv_cache.pool.num_usable_blocks,
             block_size=facts.block_size,
         )
+        self._grammars = GrammarCompiler(
+            lambda: _grammar_backend(facts), _end_token_ids(facts), lambda: self.on_grammar_compiled()
+        )
+        self.on_grammar_compiled: Callable[[], None] = lambda: None
         self._pauses = PauseControl(self.scheduler)
         self._utilities = self._registered_utilities()
         self._step_time = 0.0
+        self._step_started: float | None = None
         self.aborts_queue: queue.SimpleQueue[Sequence[str]] = queue.SimpleQueue()
         self.ready = self._describe(facts)
 
@@ -97,9 +105,10 @@ class EngineCore:
 
     def preprocess_add_request(self, request: EngineCoreRequest) -> Request:
         """Check a request and hash its blocks; safe in the input thread. InvalidRequestError says what to change."""
-        self._step_started: float | None = None
         check_request(request, self._limits)
-        return Request.from_engine_core_request(request, self._kv_cache.hash_new_blocks)
+        assert request.sampling_params is not None
+        structured = self._grammars.begin(request.sampling_params)
+        return Request.from_engine_core_request(request, self._kv_cache.hash_new_blocks, structured)
 
     def add_request(self, request: Request) -> None:
         """Queue the request. InvalidRequestError if its id is in use; the request that has it is not touched."""
@@ -128,32 +137,33 @@ class EngineCore:
         """`step` has something to do: requests that may run, ended ones to tell of, a pause to complete."""
         return bool(self.scheduler.outbox) or self.scheduler.has_work() or self._pauses.has_settled
 
+    def abort_client_requests(self, client_index: int) -> None:
+        """End every live request of this client: it is gone."""
+        requests = self.scheduler.requests.values()
+        self.abort_requests([request.request_id for request in requests if request.client_index == client_index])
+
     def has_unfinished_requests(self) -> bool:
         """Live requests, paused ones included."""
         return bool(self.scheduler.requests)
 
     # The step.
 
-    def step(self) -> dict[int, EngineCoreOutputs]:
-        """One step; what it brought, by client_index. Empty if there was nothing to do."""
-        self._pauses.settle()
-    def abort_client_requests(self, client_index: int) -> None:
-        """End every live request of this client: it is gone."""
-        requests = self.scheduler.requests.values()
-        self.abort_requests([request.request_id for request in requests if request.client_index == client_index])
-
-        stepped = self.scheduler.has_work()
-        if stepped:
-            started = self._step_started = time.monotonic()
-            step = self.scheduler.schedule()
-            self._execute(step)
-            self._step_time = time.monotonic() - started
     @property
     def step_age(self) -> float:
         """Seconds for which the present step has run, 0 between steps. From any thread."""
         started = self._step_started
         return 0.0 if started is None else time.monotonic() - started
 
+    def step(self) -> dict[int, EngineCoreOutputs]:
+        """One step; what it brought, by client_index. Empty if there was nothing to do."""
+        self._pauses.settle()
+        stepped = self.scheduler.has_work()
+        if stepped:
+            started = self._step_started = time.monotonic()
+            step = self.scheduler.schedule()
+            self._execute(step)
+            self._step_time = time.monotonic() - started
+            self._step_started = None
         if not stepped and not self.scheduler.outbox:
             return {}
         stats = self.scheduler.make_stats(self._step_time) if self._args.log_stats else None
@@ -162,8 +172,8 @@ class EngineCore:
     def shutdown(self) -> None:
         """Give everything back; idempotent."""
         self._pauses.shutdown()
+        self._grammars.shutdown()
         executor, self._executor = self._executor, None
-            self._step_started = None
         if executor is not None:
             executor.shutdown()
 
@@ -280,6 +290,18 @@ class EngineCore:
             tokenizer=facts.tokenizer,
             load_timings=facts.load_timings,
         )
+
+
+def _end_token_ids(facts: ExecutorFacts) -> list[int]:
+    """The tokens that end a text of this model."""
+    eos = facts.tokenizer.eos_token_id
+    return list(dict.fromkeys([*([] if eos is None else [eos]), *facts.model.stop_token_ids]))
+
+
+def _grammar_backend(facts: ExecutorFacts) -> GrammarBackend:
+    from llmkernel.engine.structured.guidance_backend import GuidanceBackend  # most engines never need it
+
+    return GuidanceBackend(facts.tokenizer, facts.model.vocab_size, _end_token_ids(facts))
 
 
 def _reason(error: Exception) -> str:

@@ -222,14 +222,27 @@ class FakeExecutor(Executor):
             request.num_computed_tokens += step.num_scheduled_tokens[request_id]
             if request.num_computed_tokens < len(request.token_ids):
                 continue
-            token_id = self._next_token(request)
+            token_id = self._next_token(request, step.grammar.of(request_id) if step.grammar else None)
+            if token_id is None:
+                output.errors[request_id] = "no token is allowed"
+                continue
             request.token_ids.append(token_id)
             output.sampled_token_ids[request_id] = [token_id]
             if request.sampling_params.logprobs is not None:
                 output.logprobs[request_id] = _logprobs(token_id, request.sampling_params, self._settings.vocab_size)
         return output
 
-    def _next_token(self, request: FakeRequest) -> int:
+    def _next_token(self, request: FakeRequest, mask: np.ndarray | None) -> int | None:
+        """What it would say, or the next id that its grammar allows; None if there is none."""
+        token_id = self._free_token(request)
+        if mask is None:
+            return token_id
+        allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self._settings.vocab_size].nonzero()[0]
+        if not len(allowed):
+            return None
+        return int(allowed[np.searchsorted(allowed, token_id) % len(allowed)])
+
+    def _free_token(self, request: FakeRequest) -> int:
         if self._settings.echo:
             prompt, done = request.prompt_token_ids, request.num_output_tokens
             token_id = prompt[done] if done < len(prompt) else EOS_TOKEN_ID

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from llmkernel.engine.structured.structured_request import StructuredRequest
 from llmkernel.protocol.outputs import EngineCoreEvent, EngineCoreEventType, FinishReason, LogprobsLists
 from llmkernel.protocol.requests import EngineCoreRequest
 from llmkernel.protocol.sampling_params import SamplingParams
@@ -16,12 +17,14 @@ class RequestStatus(enum.IntEnum):
     """Where a request stands (vLLM's names). Everything after PREEMPTED is finished."""
 
     WAITING = 0
-    RUNNING = 1
-    PREEMPTED = 2
-    FINISHED_STOPPED = 3
-    FINISHED_LENGTH_CAPPED = 4
-    FINISHED_ABORTED = 5
-    FINISHED_ERROR = 6
+    WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR = 1
+    RUNNING = 2
+    PREEMPTED = 3
+    FINISHED_STOPPED = 4
+    FINISHED_LENGTH_CAPPED = 5
+    FINISHED_ABORTED = 6
+    FINISHED_ERROR = 7
+    FINISHED_REPETITION = 8
 
     @property
     def is_finished(self) -> bool:
@@ -37,6 +40,7 @@ _FINISH_REASONS = {
     RequestStatus.FINISHED_LENGTH_CAPPED: FinishReason.LENGTH,
     RequestStatus.FINISHED_ABORTED: FinishReason.ABORT,
     RequestStatus.FINISHED_ERROR: FinishReason.ERROR,
+    RequestStatus.FINISHED_REPETITION: FinishReason.REPETITION,
 }
 
 HashNewBlocks = Callable[["Request"], None]
@@ -49,7 +53,7 @@ class Request:
     all_token_ids: prompt, then output. num_computed_tokens: how many of them have (or will have, once the step that was
     scheduled last is through) their KV in the request's blocks. num_cached_tokens: prompt tokens taken from the prefix
     cache when it was first admitted, -1 before. block_hashes: one per full block, empty without prefix caching.
-    stop_reason: the stop token's id, or the reason of an error.
+    stop_reason: the stop token's id, or the reason of an error. structured: the grammar that the answer has to follow.
     """
 
     __slots__ = (
@@ -79,6 +83,7 @@ class Request:
         "stop_reason",
         "stop_token_ids",
         "stream_interval",
+        "structured",
         "trace_headers",
         "unsent_logprobs",
         "unsent_token_ids",
@@ -97,6 +102,7 @@ class Request:
         bad_words_token_ids: list[list[int]] | None = None,
         cache_salt: str | None = None,
         trace_headers: dict[str, str] | None = None,
+        structured: StructuredRequest | None = None,
         hash_new_blocks: HashNewBlocks | None = None,
     ) -> None:
         self.request_id = request_id
@@ -108,6 +114,7 @@ class Request:
         self.bad_words_token_ids = bad_words_token_ids
         self.cache_salt = cache_salt
         self.trace_headers = trace_headers
+        self.structured = structured
         self.max_tokens = sampling_params.max_tokens
         self.min_tokens = sampling_params.min_tokens
         self.stop_token_ids = frozenset(sampling_params.stop_token_ids or ())
@@ -120,7 +127,9 @@ class Request:
         self.num_computed_tokens = 0
         self.num_cached_tokens = -1
         self.num_preemptions = 0
-        self.status = RequestStatus.WAITING
+        self.status = (
+            RequestStatus.WAITING if structured is None else RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+        )
         self.stop_reason: int | str | None = None
         self.known_to_worker = False
         self.prefill_told = False
@@ -135,7 +144,10 @@ class Request:
 
     @classmethod
     def from_engine_core_request(
-        cls, request: EngineCoreRequest, hash_new_blocks: HashNewBlocks | None = None
+        cls,
+        request: EngineCoreRequest,
+        hash_new_blocks: HashNewBlocks | None = None,
+        structured: StructuredRequest | None = None,
     ) -> "Request":
         """The Request of a message that was checked before (see request_checks)."""
         assert request.prompt_token_ids is not None and request.sampling_params is not None
@@ -150,6 +162,7 @@ class Request:
             bad_words_token_ids=request.bad_words_token_ids,
             cache_salt=request.cache_salt,
             trace_headers=request.trace_headers,
+            structured=structured,
             hash_new_blocks=hash_new_blocks,
         )
 

@@ -36,8 +36,6 @@ def _refuse_unbuilt(request: EngineCoreRequest) -> None:
         "prompt_embeds": request.prompt_embeds is not None,
         "data_parallel_rank": request.data_parallel_rank not in (None, 0),
         "resumable": request.resumable,
-        "structured_outputs": request.sampling_params is not None
-        and request.sampling_params.structured_outputs is not None,
     }
     for name, asked in unbuilt.items():
         if asked:

@@ -51,6 +51,7 @@ class RequestState:
         self.request_index = request_index
         self.queue = queue
         self.lora_request = request.lora_request
+        self._end_ids = {request.eos_token_id, *(params.stop_token_ids or ())}
         self.detokenizer = IncrementalDetokenizer.from_new_request(tokenizer, request)
         self.logprobs = LogprobsProcessor(tokenizer, params.logprobs) if params.logprobs is not None else None
         self.stats = RequestStateStats(arrival_time=request.arrival_time) if log_stats else None
@@ -89,7 +90,9 @@ class RequestState:
         """Decode a step's tokens: those that belong to the answer, and the stop string that ends it, if one does."""
         reason = output.finish_reason
         before = len(self.detokenizer.token_ids)
-        stop = self.detokenizer.update(output.new_token_ids, reason is not None and reason == FinishReason.STOP)
+        # What ends a grammar's answer is mostly no stop token, but its last word.
+        ended = reason == FinishReason.STOP and output.new_token_ids[-1:] and output.new_token_ids[-1] in self._end_ids
+        stop = self.detokenizer.update(output.new_token_ids, bool(ended))
         if stop is None and reason is not None:
             stop = self.detokenizer.flush()
         kept = self.detokenizer.token_ids[before:]

@@ -46,7 +46,12 @@ from llmkernel.protocol.outputs import (
 )
 from llmkernel.protocol.pooling_params import PoolingParams
 from llmkernel.protocol.requests import EngineCoreRequest, LoRARequest
-from llmkernel.protocol.sampling_params import RequestOutputKind, SamplingParams
+from llmkernel.protocol.sampling_params import (
+    RepetitionDetectionParams,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from llmkernel.protocol.stats import PrefillStats, PrefixCacheStats, SchedulerStats, WaitReason
 
 __all__ = ["MESSAGES"]
@@ -103,6 +108,18 @@ def _add_full() -> EngineCoreRequest:
 
 def _add_minimal() -> EngineCoreRequest:
     return EngineCoreRequest("r", [1], None, SamplingParams(), None, 1.5, None, None, None)
+
+
+def _add_constrained() -> EngineCoreRequest:
+    params = SamplingParams(
+        structured_outputs=StructuredOutputsParams(
+            json={"type": "object", "properties": {"a": {"type": "integer"}}},
+            disable_additional_properties=True,
+            whitespace_pattern=" ?",
+        ),
+        repetition_detection=RepetitionDetectionParams(max_pattern_size=8, min_pattern_size=2, min_count=3),
+    )
+    return EngineCoreRequest("c", [1], None, params, None, 1.5, None, None, None)
 
 
 def _add_pooling() -> EngineCoreRequest:
@@ -248,6 +265,7 @@ def _engine_status() -> EngineStatus:
 MESSAGES: dict[str, tuple[Any, Any]] = {
     "add": (_add_full(), EngineCoreRequest),
     "add_minimal": (_add_minimal(), EngineCoreRequest),
+    "add_constrained": (_add_constrained(), EngineCoreRequest),
     "add_pooling": (_add_pooling(), EngineCoreRequest),
     "abort": (["r1-8f3a", "r2"], None),
     "utility": ([1, 77, "reset_prefix_cache", [True]], None),

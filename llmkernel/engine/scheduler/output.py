@@ -2,10 +2,12 @@
 
 import dataclasses
 
+import numpy as np
+
 from llmkernel.protocol.outputs import LogprobsLists
 from llmkernel.protocol.sampling_params import SamplingParams
 
-__all__ = ["CachedRequestData", "ModelRunnerOutput", "NewRequestData", "SchedulerOutput"]
+__all__ = ["CachedRequestData", "GrammarMasks", "ModelRunnerOutput", "NewRequestData", "SchedulerOutput"]
 
 
 @dataclasses.dataclass(slots=True)
@@ -40,6 +42,24 @@ class CachedRequestData:
 
 
 @dataclasses.dataclass(slots=True)
+class GrammarMasks:
+    """What the grammars of this step's requests allow as the next token. Valid until the next step is scheduled.
+
+    rows: request id -> row of `bitmask`, int32 [rows, words]: bit i % 32 of word i // 32 stands for token i.
+    errors: requests whose grammar has failed, with the reason; their rows allow nothing.
+    """
+
+    rows: dict[str, int]
+    bitmask: np.ndarray
+    errors: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def of(self, req_id: str) -> np.ndarray | None:
+        """The words of one request, None if it may say anything."""
+        row = self.rows.get(req_id)
+        return None if row is None else self.bitmask[row]
+
+
+@dataclasses.dataclass(slots=True)
 class SchedulerOutput:
     """One step: how many tokens of which request. Finished and preempted ids are told once, so that workers drop state.
 
@@ -54,6 +74,7 @@ class SchedulerOutput:
     total_num_scheduled_tokens: int
     finished_req_ids: set[str]
     preempted_req_ids: set[str]
+    grammar: GrammarMasks | None = None
 
 
 @dataclasses.dataclass(slots=True)

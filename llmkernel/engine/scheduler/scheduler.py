@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from llmkernel.engine.kv_cache.manager import CachedPrefix, KVCacheManager
 from llmkernel.engine.request import Request, RequestStatus
 from llmkernel.engine.scheduler.admission_gate import AdmissionGate, PauseState
+from llmkernel.engine.scheduler.grammar_mask_filler import GrammarMaskFiller
 from llmkernel.engine.scheduler.outbox import Outbox
 from llmkernel.engine.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from llmkernel.engine.scheduler.request_queue import create_request_queue
@@ -26,6 +27,7 @@ class Scheduler:
     """Owns the live requests. A step is `schedule`, then `update_from_output` or `fail_step`; what clients are to be
     told gathers in `outbox`.
 
+    compiling: requests that wait for their grammar; they queue when it is there, and hold nobody up until then.
     max_num_seqs: most requests that run at once; never more than the budget can give one token each.
     max_model_len: tokens of prompt and output; never more than one request alone has blocks for (the last token of a
     text needs none).
@@ -49,10 +51,12 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []
         self.waiting = create_request_queue(policy)
+        self.compiling: dict[str, Request] = {}
         self.step_counter = 0
         self._gate = AdmissionGate(
             kv_cache, max_num_seqs=self.max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
         )
+        self._masks = GrammarMaskFiller()
         self._num_preempted_waiting = 0
         self._num_skipped = 0
         self._finished_req_ids: set[str] = set()
@@ -81,7 +85,10 @@ class Scheduler:
             )
         self.requests[request.request_id] = request
         request.record_event(EngineCoreEventType.QUEUED)
-        self.waiting.add(request)
+        if request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+            self.compiling[request.request_id] = request
+        else:
+            self.waiting.add(request)
 
     def finish_requests(
         self, request_ids: Iterable[str], status: RequestStatus, stop_reason: str | None = None
@@ -92,6 +99,8 @@ class Scheduler:
         """
         found = [self.requests[request_id] for request_id in dict.fromkeys(request_ids) if request_id in self.requests]
         waiting = [request for request in found if request.status is not RequestStatus.RUNNING]
+        for request in waiting:
+            self.compiling.pop(request.request_id, None)
         if waiting:
             self.waiting.remove(waiting)
             self._num_preempted_waiting -= sum(request.status is RequestStatus.PREEMPTED for request in waiting)
@@ -109,7 +118,7 @@ class Scheduler:
 
     def has_work(self) -> bool:
         """A step would do something: not so if all that is left is paused."""
-        if self._finished_req_ids or self._preempted_req_ids:
+        if self._finished_req_ids or self._preempted_req_ids or self._has_compiled():
             return True
         if self.pause_state is PauseState.PAUSED_ALL:
             return False
@@ -126,6 +135,7 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Plan one step: running requests first, then waiting ones. Computed counts are advanced at once."""
+        self._queue_compiled()
         paused = self.pause_state is PauseState.PAUSED_ALL
         plan = StepPlan(0 if paused else self.max_num_batched_tokens)
         self.kv_cache.begin_step()
@@ -139,8 +149,9 @@ class Scheduler:
             request = self.requests.get(request_id)
             if request is None or request.status is not RequestStatus.RUNNING:
                 continue
-            if request_id in output.errors:
-                self._end(request, RequestStatus.FINISHED_ERROR, output.errors[request_id])
+            reason = (step.grammar.errors if step.grammar else {}).get(request_id) or output.errors.get(request_id)
+            if reason is not None:
+                self._end(request, RequestStatus.FINISHED_ERROR, reason)
                 continue
             self.kv_cache.commit(request)
             if request.is_prefill_chunk:
@@ -174,9 +185,11 @@ class Scheduler:
         waiting_head = None
         if self._wait_reason is not None and len(self.waiting):
             waiting_head = WaitReason(self.waiting.peek().request_id, self._wait_reason)
+        elif self.compiling and not len(self.waiting):
+            waiting_head = WaitReason(next(iter(self.compiling)), "its grammar is being compiled")
         return SchedulerStats(
             num_running_reqs=len(self.running),
-            num_waiting_reqs=len(self.waiting),
+            num_waiting_reqs=len(self.waiting) + len(self.compiling),
             num_skipped_waiting_reqs=self._num_skipped,
             step_counter=self.step_counter,
             kv_cache_usage=pool.usage,
@@ -188,6 +201,23 @@ class Scheduler:
             num_free_blocks=pool.num_free_blocks,
             waiting_head=waiting_head,
         )
+
+    # Grammars.
+
+    def _has_compiled(self) -> bool:
+        return any(request.structured.is_compiled for request in self.compiling.values() if request.structured)
+
+    def _queue_compiled(self) -> None:
+        """Requests whose grammar is there wait with the others; those whose grammar has failed end here."""
+        for request in [one for one in self.compiling.values() if one.structured and one.structured.is_compiled]:
+            assert request.structured is not None
+            del self.compiling[request.request_id]
+            request.structured.start()
+            if request.structured.error is not None:
+                self._end(request, RequestStatus.FINISHED_ERROR, request.structured.error)
+            else:
+                request.status = RequestStatus.WAITING
+                self.waiting.add(request)
 
     # Planning.
 
@@ -274,6 +304,7 @@ class Scheduler:
         self._finished_req_ids, self._preempted_req_ids = set(), set()
         for request in plan.requests():
             request.num_computed_tokens += step.num_scheduled_tokens[request.request_id]
+        step.grammar = self._masks.fill(plan.requests())
         self.step_counter += 1
         self._last_batched_tokens = step.total_num_scheduled_tokens
         self._last_preempted = len(step.preempted_req_ids)

@@ -2,7 +2,7 @@
 
 import torch
 
-from llmkernel.engine.worker.sampler.masks import add_bias, forbid, keep_only
+from llmkernel.engine.worker.sampler.masks import add_bias, forbid, keep_allowed, keep_only
 from llmkernel.engine.worker.sampler.penalties import apply_penalties
 from llmkernel.engine.worker.sampler.row import Row
 
@@ -21,9 +21,22 @@ def shift_logits(padded: torch.Tensor, rows: list[Row]) -> None:
 
 
 def apply_masks(padded: torch.Tensor, rows: list[Row]) -> None:
-    """allowed_token_ids, bad_words, min_tokens; padded[n] belongs to rows[n]. A grammar's mask belongs here too."""
+    """allowed_token_ids, grammar, bad_words, min_tokens; padded[n] belongs to rows[n].
+
+    Where min_tokens would leave nothing of what a grammar allows, the answer may end before its time (as in vLLM).
+    """
     for n, row in enumerate(rows):
         if row.state.allowed is not None:
             keep_only(padded[n], row.state.allowed)
+        if row.grammar is not None:
+            keep_allowed(padded[n], row.grammar)
+    held = [
+        (n, stops, padded[n, stops])
+        for n, row in enumerate(rows)
+        if row.grammar is not None and (stops := row.state.held_stops(row.output))
+    ]
     if banned := [(n, row.banned) for n, row in enumerate(rows) if row.banned]:
         forbid(padded, banned)
+    for n, stops, logits in held:
+        if padded[n].amax() == -torch.inf:
+            padded[n, stops] = logits

@@ -43,10 +43,14 @@ class RequestState:
         stops = [*(params.stop_token_ids or ()), *(() if eos_token_id is None else (eos_token_id,))]
         self._stop_ids = list(dict.fromkeys(token for token in stops if 0 <= token < vocab_size))
 
+    def held_stops(self, output_token_ids: list[int]) -> list[int]:
+        """The tokens that min_tokens alone forbids after these."""
+        return self._stop_ids if len(output_token_ids) < self._min_tokens else []
+
     def banned(self, output_token_ids: list[int]) -> list[int]:
         """The tokens that bad_words and min_tokens forbid after these."""
         banned = banned_by_bad_words(self._bad_words, output_token_ids) if self._bad_words else []
-        return banned + self._stop_ids if len(output_token_ids) < self._min_tokens else banned
+        return banned + self.held_stops(output_token_ids)
 
 
 def _truncation(params: SamplingParams, vocab_size: int) -> Truncation | None:

@@ -1,20 +1,28 @@
 """One row of a step's logits: whose it is and what has to be done to it."""
 
+import numpy as np
+
 from llmkernel.engine.worker.sampler.request_state import RequestState
 
 __all__ = ["Row"]
 
 
 class Row:
-    """Row `index` of the logits: its request, and what that has generated. banned: tokens it may not draw here."""
+    """Row `index` of the logits: its request, and what that has generated. banned: tokens it may not draw here.
 
-    __slots__ = ("banned", "index", "output", "state")
+    grammar: int32 words, bit i % 32 of word i // 32 set where token i follows its grammar; None = any may.
+    """
 
-    def __init__(self, index: int, state: RequestState, output_token_ids: list[int]) -> None:
+    __slots__ = ("banned", "grammar", "index", "output", "state")
+
+    def __init__(
+        self, index: int, state: RequestState, output_token_ids: list[int], grammar: np.ndarray | None = None
+    ) -> None:
         self.index = index
         self.state = state
         self.output = output_token_ids
         self.banned = state.banned(output_token_ids)
+        self.grammar = grammar
 
     @property
     def is_greedy(self) -> bool:
@@ -22,7 +30,7 @@ class Row:
 
     @property
     def is_masked(self) -> bool:
-        return bool(self.banned) or self.state.allowed is not None
+        return bool(self.banned) or self.state.allowed is not None or self.grammar is not None
 
     @property
     def is_changed(self) -> bool:

@@ -5,6 +5,7 @@ import random
 
 import torch
 
+from llmkernel.engine.scheduler.output import GrammarMasks
 from llmkernel.engine.worker.sampler.chunks import Scratch
 from llmkernel.engine.worker.sampler.logprobs import LogprobsMode
 from llmkernel.engine.worker.sampler.request_state import RequestState
@@ -72,14 +73,20 @@ class Sampler:
         self._requests.pop(req_id, None)
 
     @torch.inference_mode()
-    def sample(self, logits: torch.Tensor, req_ids: list[str], output_token_ids: list[list[int]]) -> SamplerOutput:
+    def sample(
+        self,
+        logits: torch.Tensor,
+        req_ids: list[str],
+        output_token_ids: list[list[int]],
+        grammar: GrammarMasks | None = None,
+    ) -> SamplerOutput:
         """One token per row of `logits` [rows, vocab] (any float type, left as they are); row i belongs to req_ids[i].
 
         output_token_ids[i]: everything that request has generated; how many they are is the position of the draw. It
-        must have been added.
+        must have been added. grammar: what the grammars of this step allow, for the requests that have one.
         """
         rows = [
-            Row(index, self._requests[req_id], output)
+            Row(index, self._requests[req_id], output, grammar.of(req_id) if grammar is not None else None)
             for index, (req_id, output) in enumerate(zip(req_ids, output_token_ids, strict=True))
         ]
         step = SamplerStep(logits, rows, self._scratch, self._logprobs_mode)

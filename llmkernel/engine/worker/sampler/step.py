@@ -110,7 +110,8 @@ class SamplerStep:
         if not self._logits[row.index].float().amax().isfinite():
             cause = "the model's logits hold NaN or infinity; check the weights, or load it with dtype float32"
         elif best == -math.inf:
-            cause = "allowed_token_ids, bad_words and min_tokens leave no token; allow more"
+            grammar = "the grammar of structured_outputs, " if row.grammar is not None else ""
+            cause = f"{grammar}allowed_token_ids, bad_words and min_tokens leave no token; allow more"
         else:
             cause = "a penalty made a logit infinite; use a repetition_penalty nearer to 1"
         return f"No token could be drawn at output position {len(row.output)}: {cause}."
