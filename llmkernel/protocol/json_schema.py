@@ -1,4 +1,4 @@
-"""What a JSON schema must not contain, checked before anything is sent: remote references, empty enums, endless depth."""
+"""What a JSON schema must not contain, checked before anything is sent: remote references, emptiness, endless depth."""
 
 import json
 from collections.abc import Iterator

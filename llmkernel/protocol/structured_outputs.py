@@ -18,8 +18,8 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, forbid_unknown
     json: a JSON schema, as a dict or as JSON text. json_object: any JSON object. regex: for the answer from its first
     character to its last, in the dialect of Rust's regex (no look-around, no back references). choice: one of these
     texts. grammar: Lark or GBNF. The rest is for JSON: disable_any_whitespace writes it in one line without spaces,
-    whitespace_pattern is a regex of what may stand between its parts, disable_additional_properties allows the named
-    properties only. structural_tag is vLLM's and refused by name.
+    whitespace_pattern is a regex of what may stand between its parts (default: up to 32 blanks and line ends),
+    disable_additional_properties allows the named properties only. structural_tag is vLLM's and refused by name.
     """
 
     json: str | dict[str, Any] | None = None

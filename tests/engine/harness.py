@@ -132,7 +132,8 @@ class Engine:
         scheduler = self.core.scheduler
         assert len(scheduler.running) <= scheduler.max_num_seqs
         assert all(request.status is RequestStatus.RUNNING for request in scheduler.running)
-        assert len(scheduler.running) + len(scheduler.waiting) == len(scheduler.requests)
+        waiting = len(scheduler.waiting) + len(scheduler.compiling)
+        assert len(scheduler.running) + waiting == len(scheduler.requests)
         if self.executor.steps:
             check_step(self.last_step, scheduler.max_num_batched_tokens)
 

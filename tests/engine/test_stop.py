@@ -2,10 +2,11 @@ import pytest
 
 from llmkernel.engine.request import Request, RequestStatus
 from llmkernel.engine.scheduler.stop import check_stop
-from llmkernel.protocol.sampling_params import SamplingParams
+from llmkernel.protocol.sampling_params import RepetitionDetectionParams, SamplingParams
 
 EOS, STOP = 9, 7
 STOPPED, LENGTH = RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED
+RUNNING = RequestStatus.RUNNING
 
 
 def after(tokens: list[int], *, eos: int | None = EOS, max_model_len: int = 100, **params) -> Request:
@@ -45,3 +46,29 @@ def after(tokens: list[int], *, eos: int | None = EOS, max_model_len: int = 100,
 def test_rules_in_their_order(tokens: list[int], options: dict, status: RequestStatus, stop_reason: int | None) -> None:
     request = after(tokens, **options)
     assert (request.status, request.stop_reason) == (status, stop_reason)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "pattern", "ends"),
+    [
+        ([5, 6, 5, 6], {"max_pattern_size": 2}, True),
+        ([5, 6, 5, 6], {"max_pattern_size": 1}, False),
+        ([5, 5], {"max_pattern_size": 3}, True),
+        ([5, 6, 6], {"max_pattern_size": 3, "min_pattern_size": 2}, False),
+        ([4, 5, 6, 5, 6, 5, 6], {"max_pattern_size": 2, "min_pattern_size": 2, "min_count": 3}, True),
+        ([1, 2, 3], {"max_pattern_size": 3}, False),
+        ([5, 5, 5, 5], {"max_pattern_size": 0}, False),
+    ],
+    ids=str,
+)
+def test_a_pattern_that_repeats_ends_the_answer(tokens: list[int], pattern: dict, ends: bool) -> None:
+    request = after(tokens, max_tokens=50, repetition_detection=RepetitionDetectionParams(**pattern))
+    found = (request.status, request.stop_reason)
+    assert found == ((RequestStatus.FINISHED_REPETITION, "repetition_detected") if ends else (RUNNING, None))
+    assert str(request.status.finish_reason) == ("repetition" if ends else "None")
+
+
+def test_a_pattern_counts_after_min_tokens_only() -> None:
+    wanted = RepetitionDetectionParams(max_pattern_size=1)
+    request = after([5, 5, 5, 5], max_tokens=50, min_tokens=3, repetition_detection=wanted)
+    assert request.status is RequestStatus.FINISHED_REPETITION

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = ["GuidanceBackend", "GuidanceGrammar"]
 
+_WHITESPACE = r"[ \t\n\r]{1,32}"
+"""Between the parts of a JSON text unless a request says otherwise: room for indentation, and an end for models that
+would write blanks for ever."""
+
 _CAUSE = re.compile(r"^error: (.+)$", re.MULTILINE)
 _DEAD_END = "no text can match it"
 _PLACE = re.compile(r"^(?:at )?\d+\(\d+\): ")
@@ -106,8 +110,8 @@ def _source(params: StructuredOutputsParams) -> str:
             raise GrammarError(_one_line(str(error))) from error
     schema = close_objects(params.schema) if params.disable_additional_properties else params.schema
     options: JsonCompileOptions = {"whitespace_flexible": not params.disable_any_whitespace}
-    if params.whitespace_pattern is not None:
-        options["whitespace_pattern"] = params.whitespace_pattern
+    if not params.disable_any_whitespace:
+        options["whitespace_pattern"] = params.whitespace_pattern or _WHITESPACE
     return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options))
 
 
