@@ -9,6 +9,7 @@ from typing import Any
 import zmq
 
 from llmkernel.client.async_tasks import AsyncState, OutputHooks, run_output_task, run_startup_task
+from llmkernel.client.attachment import RunningEngine
 from llmkernel.client.mp_client import MPClient
 from llmkernel.config import EngineArgs
 from llmkernel.errors import EngineDeadError, WrongLoopError
@@ -38,8 +39,9 @@ class AsyncMPClient(MPClient):
         client_addresses: Mapping[str, str] | None = None,
         client_index: int = 0,
         client_count: int = 1,
+        engine: RunningEngine | None = None,
     ) -> None:
-        super().__init__(True, args, executor_class, log_stats, client_addresses, client_index, client_count)
+        super().__init__(True, args, executor_class, log_stats, client_addresses, client_index, client_count, engine)
         self._state = AsyncState(self.resources, self.startup, self.decoder, self.utility_results)
         self.outputs_queue = self._state.outputs_queue
         with contextlib.suppress(RuntimeError):  # no loop runs: the first use starts the tasks

@@ -8,12 +8,15 @@ from typing import Any
 
 import zmq
 
+from llmkernel.client.async_control import ask
+from llmkernel.client.attachment import Attachment
 from llmkernel.client.output_receiver import QUEUE_LIMIT, OutputReceiver
 from llmkernel.client.resources import BackgroundResources
 from llmkernel.client.startup import Startup, StartupState
 from llmkernel.client.utility_calls import UtilityCalls
 from llmkernel.errors import EngineDeadError
 from llmkernel.logger import init_logger
+from llmkernel.protocol.control import Attached
 from llmkernel.protocol.output_backlog import OutputBacklog
 from llmkernel.protocol.outputs import EngineCoreOutputs, UtilityOutput
 from llmkernel.protocol.serial import MsgpackDecoder
@@ -115,9 +118,11 @@ class _Ended(Exception):
 
 
 async def run_startup_task(state: AsyncState) -> None:
-    """Pump the handshake, then take the registration. Never raises: the outcome is in `state.startup`."""
+    """Pump the handshake, or attach; then take the registration. Never raises: the outcome is in `state.startup`."""
     startup, resources = state.startup, state.resources
     try:
+        if resources.attachment is not None:
+            await _attach(state, resources.attachment)
         while startup.needs_handshake:
             reply = startup.handshake_message(await _receive(state, resources.handshake_socket))
             if reply is not None:
@@ -139,6 +144,23 @@ async def run_startup_task(state: AsyncState) -> None:
 async def _receive(state: AsyncState, socket: Any) -> Sequence[Any]:
     """The next message of `socket`; _Ended when the process is gone and left nothing there, or the client is closed."""
     assert state.ended is not None
+async def _attach(state: AsyncState, attachment: Attachment) -> None:
+    """Ask the engine for a place; _Ended if there is none, with the reason in `attachment.failure`."""
+    assert state.ended is not None
+    question = ask(attachment.engine.control_address, attachment.question(), Attached)
+    asking = asyncio.ensure_future(question)
+    try:
+        await asyncio.wait([asking, state.ended], return_when=asyncio.FIRST_COMPLETED)
+        if not asking.done():
+            raise _Ended
+        attachment.client_index = asking.result().client_index
+    except (EngineDeadError, InvalidRequestError) as error:
+        attachment.failure = str(error)
+        raise _Ended from error
+    finally:
+        asking.cancel()
+
+
     receiving = asyncio.ensure_future(socket.recv_multipart())
     try:
         await asyncio.wait([receiving, state.ended], return_when=asyncio.FIRST_COMPLETED)

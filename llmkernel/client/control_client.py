@@ -1,6 +1,6 @@
 """ControlClient: asks an engine's control channel, from any thread and any process of the same user."""
 
-import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -23,14 +23,21 @@ from llmkernel.protocol.control import (
 )
 from llmkernel.protocol.transport import make_zmq_socket
 
-__all__ = ["STUCK_AFTER", "ControlClient", "EngineStuckError"]
+__all__ = ["STUCK_AFTER", "ControlClient", "EngineStuckError", "pack_question", "unpack_answer"]
 
 STUCK_AFTER = 5.0
 """Seconds without an answer after which an engine counts as stuck (design D4)."""
 
 
+ABORT_LINGER_MS = 1000
+
+
 class EngineStuckError(EngineDeadError):
     """The engine's process is there, and not even its control channel answers (stopped, or the machine swaps)."""
+
+    @classmethod
+    def after(cls, seconds: float) -> "EngineStuckError":
+        return cls(f"The engine has not answered for {seconds:g} s; end it with `llmkernel stop`.")
 
 
 class ControlClient:
@@ -43,8 +50,6 @@ class ControlClient:
     def __init__(self, address: str) -> None:
         self.address = address
         self._ctx = zmq.Context()
-        self._numbers = itertools.count(1)
-        self._decoder = msgspec.msgpack.Decoder(Answer)
 
     def ping(self, timeout: float = STUCK_AFTER) -> Pong:
         return self._ask(Ping(), Pong, timeout)
@@ -54,6 +59,11 @@ class ControlClient:
 
     def abort(self, request_ids: list[str], timeout: float = STUCK_AFTER) -> None:
         self._ask(Abort(request_ids), None, timeout)
+
+    def abort_soon(self, request_ids: list[str]) -> None:
+        """As `abort`, without waiting for the answer: for a thread that must not be held up."""
+        with make_zmq_socket(self._ctx, self.address, zmq.DEALER, bind=False, linger=ABORT_LINGER_MS) as socket:
+            socket.send_multipart(pack_question(Abort(request_ids)))
 
     def attach(self, client: Attach, timeout: float = STUCK_AFTER) -> int:
         """The index of the new client."""
@@ -66,7 +76,7 @@ class ControlClient:
         self._ask(Shutdown(), None, timeout)
 
     def close(self) -> None:
-        self._ctx.destroy(linger=0)
+        self._ctx.destroy()
 
     def __enter__(self) -> "ControlClient":
         return self
@@ -75,14 +85,29 @@ class ControlClient:
         self.close()
 
     def _ask(self, question: Question, kind: type[Any] | None, timeout: float) -> Any:
-        number = next(self._numbers).to_bytes(8, "little")
         with make_zmq_socket(self._ctx, self.address, zmq.DEALER, bind=False, linger=0) as socket:
-            socket.send_multipart([number, msgspec.msgpack.encode(question)])
+            socket.send_multipart(pack_question(question))
             if not socket.poll(round(timeout * 1000)):
-                raise EngineStuckError(f"The engine has not answered for {timeout:g} s; end it with `llmkernel stop`.")
-            answer = self._decoder.decode(socket.recv_multipart()[1])
-        if isinstance(answer, Refused):
-            raise InvalidRequestError(answer.reason)
-        if kind is not None and not isinstance(answer, kind):
-            raise EngineDeadError(f"The engine answered {type(answer).__name__} to {type(question).__name__}.")
-        return answer
+                raise EngineStuckError.after(timeout)
+            return unpack_answer(socket.recv_multipart(), kind)
+
+
+def pack_question(question: Question) -> list[bytes]:
+    """The frames to send on a DEALER of its own."""
+    return [b"", msgspec.msgpack.encode(question)]
+
+
+def unpack_answer(frames: "Sequence[Any]", kind: type[Any] | None) -> Any:
+    """The answer in what came back, of type `kind` (None: any). InvalidRequestError if the engine refused."""
+    try:
+        answer = _decoder.decode(frames[-1])
+    except msgspec.DecodeError as error:
+        raise EngineDeadError(f"What answers at the engine's address is no engine: {error}.") from error
+    if isinstance(answer, Refused):
+        raise InvalidRequestError(answer.reason)
+    if kind is not None and not isinstance(answer, kind):
+        raise EngineDeadError(f"The engine answered {type(answer).__name__} where {kind.__name__} was asked for.")
+    return answer
+
+
+_decoder = msgspec.msgpack.Decoder(Answer)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from llmkernel.client.async_mp_client import AsyncMPClient
+from llmkernel.client.attachment import RunningEngine
 from llmkernel.client.engine_core_client import EngineCoreClient
 from llmkernel.client.sync_mp_client import SyncMPClient
 from llmkernel.config import EngineArgs
@@ -17,8 +18,11 @@ def make_client(
     args: EngineArgs,
     executor_class: str | None = None,
     log_stats: bool = True,
+    engine: RunningEngine | None = None,
 ) -> EngineCoreClient:
     """The client for a mode: in this process, or an engine process with blocking or async methods.
+
+    engine: one that runs already, to attach to in place of starting one.
 
     asyncio without an engine process is refused (NotImplementedError): its steps would block the loop.
     """
@@ -28,9 +32,9 @@ def make_client(
             parameter="multiprocess_mode",
         )
     if asyncio_mode:
-        return make_async_mp_client(args, executor_class, log_stats)
+        return make_async_mp_client(args, executor_class, log_stats, engine=engine)
     if multiprocess_mode:
-        return SyncMPClient(args, executor_class, log_stats)
+        return SyncMPClient(args, executor_class, log_stats, engine=engine)
     from llmkernel.client.inproc_client import InprocClient  # lazy: brings the engine's code into this process
 
     return InprocClient(args, executor_class, log_stats)
@@ -43,10 +47,14 @@ def make_async_mp_client(
     client_addresses: Mapping[str, str] | None = None,
     client_index: int = 0,
     client_count: int = 1,
+    engine: RunningEngine | None = None,
 ) -> EngineCoreClient:
-    """An AsyncMPClient; the subclass for several data-parallel engines is not built and refused by name."""
+    """An AsyncMPClient; the subclass for several data-parallel engines is not built and refused by name.
+
+    engine: one that runs already, to attach to in place of starting one.
+    """
     if args.data_parallel_size > 1:
         raise UnsupportedFeatureError(
             "data_parallel_size above 1 is not built yet; leave it out.", parameter="data_parallel_size"
         )
-    return AsyncMPClient(args, executor_class, log_stats, client_addresses, client_index, client_count)
+    return AsyncMPClient(args, executor_class, log_stats, client_addresses, client_index, client_count, engine)

@@ -17,13 +17,15 @@ class EngineDeath:
     """Why the engine is not there any more.
 
     by_owner: it was shut down from this side. exitcode: as Popen's; None if it is not known yet, or the engine is not
-    our process. fault: the exception that ended it, if it said so.
+    our process. fault: the exception that ended it, if it said so. shared_owner: pid of the engine's owner, where we
+    are only attached to it.
     """
 
     by_owner: bool = False
     exitcode: int | None = None
     fault: UtilityFailure | None = None
     log_tail: str = ""
+    shared_owner: int | None = None
 
     def error(self) -> EngineDeadError:
         return EngineDeadError(
@@ -34,11 +36,18 @@ class EngineDeath:
         )
 
     def _message(self) -> str:
+        if self.by_owner and self.shared_owner is not None:
+            return "It was shut down here; the engine that it shared goes on. Attach again."
         if self.by_owner:
             return "The engine was shut down; load the model again."
         if self.fault is not None:
             hint = hint_for(None, self.fault.type, self.fault.message)
             return _join(f"The engine died of {self.fault.type}: {self.fault.message}", hint, "Load the model again.")
+        if self.shared_owner is not None:
+            owner = self.shared_owner
+            return f"The shared engine has ended (it ends with its owner, process {owner}); load the model again."
+        if self.exitcode == 0:
+            return "The engine was stopped from outside (llmkernel stop, or SIGTERM); load the model again."
         first = f"The engine died: its process {describe_exit(self.exitcode)}."
         message = _join(first, hint_for(self.exitcode, _last(self.log_tail)), "Load the model again.")
         return message + _quote_log(self.log_tail)
@@ -46,13 +55,18 @@ class EngineDeath:
 
 @dataclasses.dataclass(frozen=True)
 class StartupFailure:
-    """Why the engine did not become ready. stage: the last one that it reported. reported: its own exception."""
+    """Why the engine did not become ready. stage: the last one that it reported. reported: its own exception.
+
+    attached_to: pid of the engine that we wanted to share. refusal: why it would not have us.
+    """
 
     stage: str = ""
     reported: StartupFailed | None = None
     exitcode: int | None = None
     log_tail: str = ""
     by_owner: bool = False
+    attached_to: int | None = None
+    refusal: str = ""
 
     def error(self) -> EngineStartupError:
         reported = self.reported
@@ -64,6 +78,8 @@ class StartupFailure:
         )
 
     def _message(self) -> str:
+        if self.attached_to is not None:
+            return self._attach_message()
         if self.by_owner:
             return "The engine was shut down while it was loading; load the model again."
         if self.reported is not None:
@@ -77,6 +93,15 @@ class StartupFailure:
         where = f" in stage '{self.stage}'" if self.stage else ""
         first = f"The engine did not start: its process {describe_exit(self.exitcode)}{where}."
         return _join(first, hint_for(self.exitcode, _last(self.log_tail))) + _quote_log(self.log_tail)
+
+    def _attach_message(self) -> str:
+        first = f"Could not attach to the engine (process {self.attached_to}):"
+        if self.by_owner:
+            return f"{first} it was given up here; attach again."
+        if self.refusal:
+            return f"{first} {self.refusal}"
+        hint = hint_for(None, _last(self.log_tail)) or "Load the model again."
+        return f"{first} it ended before it was ready. {hint}"
 
 
 _OWN_ERRORS = frozenset({"InvalidRequestError", "UnsupportedFeatureError", "LLMKernelError"})

@@ -1,25 +1,31 @@
 """MPClient: what the sync and the async client share. It starts the engine process and owns the sockets."""
 
 import os
+import time
 import weakref
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import zmq
 import zmq.asyncio
 
+from llmkernel.client.attached_process import AttachedProcess
+from llmkernel.client.attachment import Attachment, RunningEngine
 from llmkernel.client.engine_core_client import EngineCoreClient
 from llmkernel.client.failure import StartupFailure
 from llmkernel.client.process import EngineProcess
 from llmkernel.client.resources import BackgroundResources
 from llmkernel.client.startup import ProgressCallback, Startup
 from llmkernel.client.utility_calls import UtilityCalls
+from llmkernel.client.watched_process import WatchedProcess
 from llmkernel.config import EngineArgs
 from llmkernel.errors import EngineDeadError, EngineStartupError
 from llmkernel.protocol.handshake import EngineAddresses, EngineCoreReadyResponse, EngineHandshakeMetadata, Progress
 from llmkernel.protocol.outputs import EngineCoreOutputs
 from llmkernel.protocol.pending import PendingMessages
 from llmkernel.protocol.requests import EngineCoreRequestType, engine_identity
+from llmkernel.protocol.run_card import RunCard, write_private
 from llmkernel.protocol.run_directory import RunDirectory, sweep_dead
 from llmkernel.protocol.serial import MsgpackDecoder, MsgpackEncoder
 from llmkernel.protocol.transport import make_zmq_socket
@@ -38,7 +44,8 @@ class MPClient(EngineCoreClient):
 
     executor_class: import path "module:Class" for the engine; None = the real one. client_addresses: {"input_address",
     "output_address"} to bind for an engine that somebody else starts and that connects to `client_count` clients, this
-    one being number client_index; the engine process is then not ours (`process` is None).
+    one being number client_index; the engine process is then not ours (`process` is None). engine: one that runs
+    already, to attach to; it gives us our client_index, and goes on when we leave.
 
     resources: everything to give back; its finaliser stands before anything can fail.
     """
@@ -52,10 +59,11 @@ class MPClient(EngineCoreClient):
         client_addresses: Mapping[str, str] | None = None,
         client_index: int = 0,
         client_count: int = 1,
+        engine: RunningEngine | None = None,
     ) -> None:
         self.args = args
         self.log_stats = log_stats
-        self.client_index = client_index
+        self._client_index = client_index
         self.client_count = client_count
         self.core_engine = engine_identity(0)
         self.encoder = MsgpackEncoder()
@@ -69,13 +77,15 @@ class MPClient(EngineCoreClient):
         try:
             socket_ctx = zmq.asyncio.Context(ctx) if asyncio_mode else ctx
             metadata = None
-            if client_addresses is None:
+            if engine is not None:
+                self._bind_attached(socket_ctx, engine)
+            elif client_addresses is None:
                 metadata = self._bind_own(socket_ctx, args, executor_class)
             else:
                 self._bind(socket_ctx, client_addresses["input_address"], client_addresses["output_address"])
             self.startup = Startup(self.core_engine, metadata)
             if metadata is not None:
-                self._start_engine()
+                self._start_engine(metadata)
             success = True
         finally:
             if not success:
@@ -92,8 +102,24 @@ class MPClient(EngineCoreClient):
         return self._open(self.resources.output_socket)
 
     @property
-    def process(self) -> EngineProcess | None:
+    def client_index(self) -> int:
+        """Whose outputs are ours; of an attached client once it is ready."""
+        attachment = self.resources.attachment
+        return self._client_index if attachment is None or attachment.client_index is None else attachment.client_index
+
+    @property
+    def process(self) -> WatchedProcess | None:
         return self.resources.process
+
+    @property
+    def running_engine(self) -> RunningEngine | None:
+        """The engine, for others to attach to; None where it is not one of this machine's run directories."""
+        if self.resources.attachment is not None:
+            return self.resources.attachment.engine
+        run, process = self.resources.run_directory, self.resources.process
+        if run is None or process is None:
+            return None
+        return RunningEngine(run.path, process.pid, self.resources.owner_pid)
 
     @property
     def ready_response(self) -> EngineCoreReadyResponse | None:
@@ -127,12 +153,15 @@ class MPClient(EngineCoreClient):
     def startup_error(self) -> EngineStartupError:
         """Why the engine did not become ready: a fresh exception."""
         process, progress = self.resources.process, self.startup.last_progress
+        attachment = self.resources.attachment
         return StartupFailure(
             stage=progress.stage if progress else "",
             reported=self.startup.reported,
             exitcode=process.exitcode if process else None,
             log_tail=process.log_tail() if process else "",
             by_owner=self.startup.given_up,
+            attached_to=attachment.engine.pid if attachment is not None else None,
+            refusal=attachment.failure if attachment is not None else "",
         ).error()
 
     def shutdown(self, timeout: float = 5.0) -> int:
@@ -153,15 +182,26 @@ class MPClient(EngineCoreClient):
         self.resources.handshake_socket = make_zmq_socket(ctx, run.address("hs"), zmq.ROUTER, linger=0)
         return EngineHandshakeMetadata(addresses, args, executor_class)
 
+    def _bind_attached(self, ctx: "zmq.Context[Any]", engine: RunningEngine) -> None:
+        try:
+            attachment = self.resources.attachment = Attachment(engine)
+            self._bind(ctx, attachment.input_address, attachment.output_address)
+            self.resources.watch_process(AttachedProcess(engine.pid, engine.log_path))
+        except (FileNotFoundError, ProcessLookupError, zmq.ZMQError) as error:
+            raise EngineDeadError(f"The engine (process {engine.pid}) is gone; load the model again.") from error
+
     def _bind(self, ctx: "zmq.Context[Any]", input_address: str, output_address: str) -> None:
         self.resources.input_socket = make_zmq_socket(ctx, input_address, zmq.ROUTER, linger=0)
         self.resources.output_socket = make_zmq_socket(ctx, output_address, zmq.PULL, linger=0, hwm=OUTPUT_HWM)
 
-    def _start_engine(self) -> None:
+    def _start_engine(self, metadata: EngineHandshakeMetadata) -> None:
         run = self.resources.run_directory
         assert run is not None
+        write_private(run.file("init"), msgspec.msgpack.encode(metadata))
         self.startup.progress(Progress("spawned"))
-        self.resources.watch_process(EngineProcess(run.address("hs"), run))
+        process = EngineProcess(run.address("hs"), run)
+        self.resources.watch_process(process)
+        RunCard(process.pid, os.getpid(), self.args.model, time.time()).write(run)
 
     def _open(self, socket: Any) -> Any:
         self.ensure_alive()

@@ -13,8 +13,9 @@ from typing import Any
 
 import zmq
 
+from llmkernel.client.attachment import Attachment
 from llmkernel.client.failure import EngineDeath
-from llmkernel.client.process import EngineProcess
+from llmkernel.client.watched_process import WatchedProcess
 from llmkernel.errors import EngineDeadError
 from llmkernel.logger import init_logger
 from llmkernel.protocol.outputs import ENGINE_CORE_DEAD, UtilityFailure
@@ -44,7 +45,8 @@ class BackgroundResources:
         self.owner_pid = os.getpid()
         self.ctx = ctx
         self.run_directory: RunDirectory | None = None
-        self.process: EngineProcess | None = None
+        self.process: WatchedProcess | None = None
+        self.attachment: Attachment | None = None  # at an engine that is not ours to end
         self.input_socket: Any = None  # zmq.Socket, or its asyncio kind
         self.output_socket: Any = None
         self.handshake_socket: Any = None
@@ -68,7 +70,7 @@ class BackgroundResources:
 
     @property
     def process_exited(self) -> bool:
-        return self.process is not None and self.process.exitcode is not None
+        return self.process is not None and self.process.exited
 
     def validate_alive(self, frames: "Sequence[Any]") -> None:
         """EngineDeadError if `frames` is the one frame ENGINE_CORE_DEAD."""
@@ -85,18 +87,25 @@ class BackgroundResources:
         self.engine_dead = True
         if self.process is not None and not self._death.by_owner:
             self._death = EngineDeath(
-                exitcode=self.process.exitcode, fault=self._death.fault, log_tail=self.process.log_tail()
+                exitcode=self.process.exitcode,
+                fault=self._death.fault,
+                log_tail=self.process.log_tail(),
+                shared_owner=self._shared_owner,
             )
 
     def dead_error(self) -> EngineDeadError:
         """A fresh exception that says how the engine ended."""
         return self._death.error()
 
-    def watch_process(self, process: EngineProcess) -> None:
+    @property
+    def _shared_owner(self) -> int | None:
+        return self.attachment.engine.owner_pid if self.attachment is not None else None
+
+    def watch_process(self, process: WatchedProcess) -> None:
         self.process = process
         process.add_exit_callback(self._on_process_exit)
 
-    def _on_process_exit(self, process: EngineProcess) -> None:
+    def _on_process_exit(self, process: WatchedProcess) -> None:
         if not self.closing:
             self.on_exit()
 
@@ -110,9 +119,11 @@ class BackgroundResources:
             if self.closing:
                 return self.bytes_given_back
             if not self.engine_dead:
-                self._death = EngineDeath(by_owner=True)
+                self._death = EngineDeath(by_owner=True, shared_owner=self._shared_owner)
             self.closing = self.engine_dead = True
             self._run_where_sockets_live(self.on_release)
+            if self.attachment is not None and not self.process_exited:
+                self.attachment.detach()
             if self.process is not None:
                 self.bytes_given_back = self.process.shutdown(timeout)
             if not self._run_where_sockets_live(self._close_sockets):

@@ -9,13 +9,15 @@ from typing import Any
 
 import zmq
 
+from llmkernel.client.attachment import Attachment, RunningEngine
+from llmkernel.client.control_client import ControlClient
 from llmkernel.client.mp_client import MPClient
 from llmkernel.client.output_receiver import QUEUE_LIMIT, OutputReceiver
 from llmkernel.client.resources import BackgroundResources
 from llmkernel.client.startup import Startup, StartupState
 from llmkernel.client.utility_calls import UtilityCalls
 from llmkernel.config import EngineArgs
-from llmkernel.errors import EngineDeadError
+from llmkernel.errors import EngineDeadError, InvalidRequestError
 from llmkernel.logger import init_logger
 from llmkernel.protocol.handshake import EngineCoreReadyResponse
 from llmkernel.protocol.output_backlog import OutputBacklog
@@ -43,8 +45,9 @@ class SyncMPClient(MPClient):
         client_addresses: Mapping[str, str] | None = None,
         client_index: int = 0,
         client_count: int = 1,
+        engine: RunningEngine | None = None,
     ) -> None:
-        super().__init__(False, args, executor_class, log_stats, client_addresses, client_index, client_count)
+        super().__init__(False, args, executor_class, log_stats, client_addresses, client_index, client_count, engine)
         self._state = _SyncState(self.resources, self.startup, self.decoder, self.utility_results)
         self.outputs_queue = self._state.outputs_queue
         self._startup_lock = threading.Lock()
@@ -153,9 +156,11 @@ class _SyncState:
         resources.on_close = self._on_close
 
     def run_startup(self) -> None:
-        """Pump the handshake, take the registration, start the output thread. The outcome is in `startup`."""
+        """Pump the handshake or attach, take the registration, start the output thread. `startup` holds the outcome."""
         startup, resources = self.startup, self.resources
         try:
+            if resources.attachment is not None:
+                self._attach(resources.attachment)
             while startup.needs_handshake:
                 reply = startup.handshake_message(self._receive(resources.handshake_socket))
                 if reply is not None:
@@ -174,6 +179,15 @@ class _SyncState:
         resources.close_handshake()
         self._thread = threading.Thread(target=self._read_outputs, name="llmkernel-outputs", daemon=True)
         self._thread.start()
+
+    def _attach(self, attachment: Attachment) -> None:
+        """Ask the engine for a place; _Ended if there is none, with the reason in `attachment.failure`."""
+        try:
+            with ControlClient(attachment.engine.control_address) as control:
+                attachment.client_index = control.attach(attachment.question())
+        except (EngineDeadError, InvalidRequestError) as error:
+            attachment.failure = str(error)
+            raise _Ended from error
 
     def conclude_when_exited(self) -> None:
         """The engine is dead: fail everybody who waits, with its exit code if that comes soon."""

@@ -2,9 +2,11 @@
 
 import itertools
 import os
+import re
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -91,12 +93,13 @@ class EngineDoor:
             self._proc.abort_requests(request_ids)
 
     def attach(self, client: Attach) -> int:
-        """ValueError for an address that is neither in the run directory nor on 127.0.0.1."""
-        for name in ("input", "output"):
-            self._check_address(name, getattr(client, name))
-        if client.input == client.output:
-            raise ValueError("input and output are the same address; bind two sockets.")
+        """ValueError for an address that is neither a client's in the run directory nor on 127.0.0.1."""
+        self._check_address(client.input, "i")
+        self._check_address(client.output, "o")
         with self._lock:
+            for client_index, attached in self._attached.items():
+                if attached == client:  # its first question was answered, and nobody heard it
+                    return client_index
             client_index = next(self._indices)
             self._attached[client_index] = client
             if self._proc is not None:
@@ -106,10 +109,14 @@ class EngineDoor:
     def detach(self, client_index: int) -> None:
         """ValueError for a client that never attached, or has left."""
         with self._lock:
-            if self._attached.pop(client_index, None) is None:
+            client = self._attached.pop(client_index, None)
+            if client is None:
                 raise ValueError(f"client_index = {client_index} is not attached.")
             if self._proc is not None:
                 self._proc.detach_client(client_index)
+        for address in (client.input, client.output):  # ZMQ leaves them there
+            if address.startswith("ipc://"):
+                Path(address.removeprefix("ipc://")).unlink(missing_ok=True)
 
     def shutdown(self) -> None:
         self._departure.request()
@@ -121,20 +128,19 @@ class EngineDoor:
         pids |= {client_index: client.pid for client_index, client in self._attached.items()}
         return [ClientStatus(client_index, pid, unfinished[client_index]) for client_index, pid in pids.items()]
 
-    def _check_address(self, name: str, address: str) -> None:
+    def _check_address(self, address: str, initial: str) -> None:
         scheme, _, place = address.partition("://")
         if scheme == "tcp":
             host, _, port = place.rpartition(":")
             if host == "127.0.0.1" and port.isdecimal() and 0 < int(port) < 2**16:
                 return
         elif scheme == "ipc":
-            folder, _, file = place.rpartition("/")
-            try:
-                if folder == str(self._run.path) and address == self._run.address(file):
-                    return
-            except ValueError:
-                pass
-        raise ValueError(f"{name} = {address!r} must be in {self._run.path}, or a port of 127.0.0.1.")
+            folder, _, name = place.rpartition("/")
+            if folder == str(self._run.path) and re.fullmatch(rf"{initial}[0-9a-f]{{6}}", name):
+                return
+        raise ValueError(
+            f"{address!r} must be {self._run.path}/{initial} with six hexadecimal digits, or a port of 127.0.0.1."
+        )
 
 
 def _resident_memory() -> int:

@@ -26,6 +26,8 @@ class PeerWatch:
 
     def add(self, client_index: int, pid: int, poller: zmq.Poller) -> None:
         """ProcessLookupError if there is no process `pid`."""
+        if client_index in self._handles:
+            return
         handle = self._handles[client_index] = ProcessHandle(pid)
         if handle.descriptor is not None:
             poller.register(handle.descriptor, zmq.POLLIN)

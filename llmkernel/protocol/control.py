@@ -59,9 +59,10 @@ class Abort(msgspec.Struct, tag_field="ask", tag="ABORT"):
 
 
 class Attach(msgspec.Struct, tag_field="ask", tag="ATTACH"):
-    """One more client. input and output: addresses that it has bound, in the run directory or on 127.0.0.1.
+    """One more client. input and output: addresses that it has bound, on 127.0.0.1 or in the run directory: there they
+    are called i and o, each with six hexadecimal digits, and removed when the client leaves.
 
-    pid: of the client's process; when it is gone the client is detached.
+    pid: of the client's process; when it is gone the client is detached. Asked twice, it has the same answer.
     """
 
     input: str

@@ -1,0 +1,43 @@
+"""RunCard: a file in the run directory that says whose run it is, for when the engine itself cannot answer."""
+
+import contextlib
+import json
+import os
+from dataclasses import asdict, dataclass
+
+from llmkernel.protocol.run_directory import RunDirectory
+
+__all__ = ["CARD_NAME", "RunCard"]
+
+CARD_NAME = "card"
+
+
+@dataclass(frozen=True)
+class RunCard:
+    """pid: of the engine. owner_pid: of the process that started it. model: as asked for. started: seconds since 1970."""
+
+    pid: int
+    owner_pid: int
+    model: str
+    started: float
+
+    def write(self, run: RunDirectory) -> None:
+        """Readable for us alone."""
+        write_private(run.file(CARD_NAME), json.dumps(asdict(self)).encode())
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> "RunCard | None":
+        """The card of the run directory `path`; None if there is none, or nothing that makes sense."""
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            with open(os.path.join(path, CARD_NAME), encoding="utf-8") as file:
+                card = cls(**json.load(file))
+            if all(isinstance(number, int) for number in (card.pid, card.owner_pid)):
+                return card
+        return None
+
+
+def write_private(path: str | os.PathLike[str], content: bytes) -> None:
+    """Make the file `path` of mode 0600; it must not be there yet."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(content)
