@@ -14,7 +14,7 @@ from llmkernel.client.output_receiver import QUEUE_LIMIT, OutputReceiver
 from llmkernel.client.resources import BackgroundResources
 from llmkernel.client.startup import Startup, StartupState
 from llmkernel.client.utility_calls import UtilityCalls
-from llmkernel.errors import EngineDeadError
+from llmkernel.errors import EngineDeadError, InvalidRequestError
 from llmkernel.logger import init_logger
 from llmkernel.protocol.control import Attached
 from llmkernel.protocol.output_backlog import OutputBacklog
