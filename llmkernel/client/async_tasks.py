@@ -133,6 +133,9 @@ async def run_startup_task(state: AsyncState) -> None:
             await asyncio.wait([state.ended], timeout=EXIT_WAIT)
     except _Ended:
         pass
+    except asyncio.CancelledError:
+        if not resources.closing:  # closing a socket cancels who reads it: no reason to cancel who waits for us
+            raise
     if not startup.done:
         resources.engine_dead = True
         if not startup.given_up:
@@ -141,9 +144,6 @@ async def run_startup_task(state: AsyncState) -> None:
         resources.close_handshake()
 
 
-async def _receive(state: AsyncState, socket: Any) -> Sequence[Any]:
-    """The next message of `socket`; _Ended when the process is gone and left nothing there, or the client is closed."""
-    assert state.ended is not None
 async def _attach(state: AsyncState, attachment: Attachment) -> None:
     """Ask the engine for a place; _Ended if there is none, with the reason in `attachment.failure`."""
     assert state.ended is not None
@@ -161,6 +161,9 @@ async def _attach(state: AsyncState, attachment: Attachment) -> None:
         asking.cancel()
 
 
+async def _receive(state: AsyncState, socket: Any) -> Sequence[Any]:
+    """The next message of `socket`; _Ended when the process is gone and left nothing there, or the client is closed."""
+    assert state.ended is not None
     receiving = asyncio.ensure_future(socket.recv_multipart())
     try:
         await asyncio.wait([receiving, state.ended], return_when=asyncio.FIRST_COMPLETED)
