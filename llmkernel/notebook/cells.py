@@ -4,11 +4,15 @@ import asyncio
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ["TICK", "Cells", "is_terminal"]
+from llmkernel.notebook.brief_errors import brief
+
+__all__ = ["TICK", "Cells", "interruptible", "is_terminal"]
+
+T = TypeVar("T")
 
 TICK = 0.05
 """Seconds between wake-ups of the loop while somebody waits: a signal alone does not wake a loop that sleeps in epoll,
@@ -19,7 +23,7 @@ class Cells:
     """The shell's cells, as its events tell them.
 
     serial: changes with every cell. task: the task that runs the newest cell, None outside of one. interrupted:
-    Interrupt (SIGINT) has come since this cell began to wait for us. raw: the newest cell as it was typed. shell: the
+    Interrupt (SIGINT) has come and was not raised yet. raw: the newest cell as it was typed. shell: the
     InteractiveShell.
     """
 
@@ -51,7 +55,7 @@ class Cells:
         return self.task is not None and asyncio.current_task() is self.task
 
     @contextlib.contextmanager
-    def interruptible(self) -> Iterator[None]:
+    def waiting(self) -> Iterator[None]:
         """While the caller waits for us, Interrupt wakes the loop and cancels the cell."""
         serial = self.serial
         self._loop = asyncio.get_running_loop()
@@ -64,7 +68,7 @@ class Cells:
         finally:
             if serial == self.serial:  # else the cell has ended meanwhile, and everything is put back
                 self._waiting -= 1
-                if not self._waiting:
+                if not self._waiting and is_terminal(self.shell):
                     self._restore_signal()
 
     def keep(self, value: object) -> None:
@@ -84,6 +88,9 @@ class Cells:
         self._forget_cell()
         self.serial += 1
         self.task = task
+        if task is not None and not is_terminal(self.shell):
+            self._loop = task.get_loop()
+            self._watch_signal()
 
     def _end(self, _result: object) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -103,9 +110,13 @@ class Cells:
         self._timer = self._loop.call_later(TICK, self._tick) if self._loop and self._waiting else None
 
     def _watch_signal(self) -> None:
-        if self.task is None or self._previous is not None:
+        """Put our handler before the one that is there: in a kernel for the whole of an asynchronous cell, in a terminal
+        while the cell waits for us. Synchronous code is interrupted as ever.
+        """
+        if self.task is None or self._previous is not None or threading.current_thread() is not threading.main_thread():
             return
-        if threading.current_thread() is threading.main_thread() and callable(signal.getsignal(signal.SIGINT)):
+        current = signal.getsignal(signal.SIGINT)
+        if callable(current) and (is_terminal(self.shell) or current is not signal.default_int_handler):
             self._previous = signal.signal(signal.SIGINT, self._on_interrupt)
 
     def _restore_signal(self) -> None:
@@ -126,6 +137,25 @@ class Cells:
 
 def _wake() -> None:
     """The call itself has woken the loop."""
+
+
+async def interruptible(cells: Cells | None, awaitable: Awaitable[T], give_up: Callable[[], Awaitable[str]]) -> T:
+    """Await. If that is cancelled, `give_up` ends what runs and says what became of it.
+
+    The cancellation goes on, as KeyboardInterrupt with those words if it was Interrupt that ended the cell. In any
+    other task than the cell's own a KeyboardInterrupt would tear down the loop: there it stays a CancelledError.
+    """
+    with cells.waiting() if cells is not None else contextlib.nullcontext():
+        try:
+            return await awaitable
+        except asyncio.CancelledError:
+            words = await give_up()
+            task = asyncio.current_task()
+            if cells is None or task is None or not (cells.interrupted and cells.in_cell_task):
+                raise
+            task.uncancel()
+            cells.interrupted = False
+            raise brief(KeyboardInterrupt(words)) from None
 
 
 def is_terminal(shell: Any) -> bool:

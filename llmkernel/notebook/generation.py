@@ -6,14 +6,15 @@ from typing import Any, Protocol
 
 from llmkernel.llm.outputs import CompletionOutput, RequestOutput
 from llmkernel.notebook.brief_errors import brief
-from llmkernel.notebook.cells import Cells, is_terminal
+from llmkernel.notebook.cells import Cells, interruptible, is_terminal
 from llmkernel.notebook.final_bundle import final_bundle
 from llmkernel.notebook.generation_metrics import GenerationMetrics
 from llmkernel.notebook.generation_row import GenerationRow
 from llmkernel.notebook.model_slot import ModelSlot
 from llmkernel.notebook.prompts import Prompt
+from llmkernel.notebook.text_delta import TextDelta
 
-__all__ = ["AnswerView", "Generation", "TextDelta"]
+__all__ = ["AnswerView", "Generation"]
 
 _WAIT_FOR_CANCELLED = 0.3
 
@@ -26,19 +27,6 @@ class AnswerView(Protocol):
 
     def finish(self) -> None:
         """Everything has ended."""
-
-
-class TextDelta(str):
-    """A piece of new text. row: of which prompt, answer: of which of its n answers; both count from 0."""
-
-    row: int
-    answer: int
-
-    @classmethod
-    def of(cls, text: str, row: int, answer: int) -> "TextDelta":
-        delta = cls(text)
-        delta.row, delta.answer = row, answer
-        return delta
 
 
 class Generation:
@@ -189,48 +177,28 @@ class Generation:
             if finished:
                 break
             if growth is self._growth:
-                await self._interruptibly(growth.wait())
+                await interruptible(self._cells, growth.wait(), self._give_up)
         await self._wait()
 
     async def _wait(self) -> "Generation":
         ended = self._start()
         self._waiters += 1
         try:
-            await self._interruptibly(asyncio.shield(ended))
+            await interruptible(self._cells, asyncio.shield(ended), self._give_up)
         finally:
             self._waiters -= 1
         if (error := self._failure()) is not None:
             raise brief(error) from None
         return self
 
-    async def _interruptibly(self, awaitable: Any) -> None:
-        """Wait. Cancelled, abort our requests; and if it was Interrupt that ended the cell, say so."""
-        if self._cells is None:
-            try:
-                await awaitable
-            except asyncio.CancelledError:
-                await self._abort()
-                raise
-            return
-        with self._cells.interruptible():
-            try:
-                await awaitable
-            except asyncio.CancelledError:
-                loading = self.waits_for_load
-                await self._abort()
-                task = asyncio.current_task()
-                if not (self._cells.interrupted and self._cells.in_cell_task and task):
-                    raise
-                task.uncancel()
-                self._cells.keep(self)
-                raise brief(KeyboardInterrupt(self._interruption(loading))) from None
-
-    async def _abort(self) -> None:
+    async def _give_up(self) -> str:
+        """Abort our requests; what to say."""
+        loading = self.waits_for_load
         self.cancel()
         if self._tasks:  # in a terminal the loop stands still after the cell: let the aborts leave now
             await asyncio.wait(self._tasks, timeout=_WAIT_FOR_CANCELLED)
-
-    def _interruption(self, loading: bool) -> str:
+        if self._cells is not None and self._cells.interrupted:
+            self._cells.keep(self)
         if loading:
             return f"this cell stopped waiting; the load of {self.model} goes on (%llm unload {self.model} ends it)."
         return "generation interrupted; partial text kept in `_`." if self.text else "generation interrupted."

@@ -17,8 +17,9 @@ from llmkernel.notebook.load_view import show_load
 from llmkernel.notebook.options import GENERATE, LOAD, LOGS, SETTINGS, STOP, UNLOAD
 from llmkernel.notebook.plain_text import clean_text
 from llmkernel.notebook.prompts import Prompt, prompts_from
-from llmkernel.notebook.session import Session, Work
+from llmkernel.notebook.session import Session
 from llmkernel.notebook.status_text import generation_table, status_text
+from llmkernel.notebook.work import Work
 
 if TYPE_CHECKING:
     from llmkernel.notebook.generation import Generation

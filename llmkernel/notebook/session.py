@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmkernel.config import DEFAULT_MODEL, EngineArgs, format_bytes
@@ -11,64 +11,16 @@ from llmkernel.notebook.brief_errors import brief
 from llmkernel.notebook.cells import Cells
 from llmkernel.notebook.prompts import Prompt
 from llmkernel.notebook.settings import Settings, sampling_params
+from llmkernel.notebook.work import Work
 
 if TYPE_CHECKING:
     from llmkernel.notebook.generation import AnswerView, Generation
     from llmkernel.notebook.model_slot import ModelSlot
 
-__all__ = ["Session", "Work"]
+__all__ = ["Session"]
 
 REMEMBERED = 64
 """Generations that `%llm show` and `%llm ps` still know."""
-
-
-class Work:
-    """Something that takes time and runs already; await it for its result. `cancel` ends it."""
-
-    def __init__(
-        self,
-        task: "asyncio.Task[Any]",
-        cells: Cells | None,
-        interrupted: Callable[[], str],
-        then: Callable[[Any], Any] = lambda result: result,
-    ) -> None:
-        """`interrupted`: called when Interrupt ends the wait; ends the work, says so. `then`: applied to the result."""
-        self._task = task
-        self._cells = cells
-        self._interrupted = interrupted
-        self._then = then
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-    @property
-    def done(self) -> bool:
-        return self._task.done()
-
-    def cancel(self) -> None:
-        self._interrupted()
-
-    def mapped(self, then: Callable[[Any], Any]) -> "Work":
-        """The same work, with `then` applied to its result."""
-        return Work(self._task, self._cells, self._interrupted, then)
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        return self._wait().__await__()
-
-    async def _wait(self) -> Any:
-        if self._cells is None:
-            return self._then(await asyncio.shield(self._task))
-        with self._cells.interruptible():
-            try:
-                return self._then(await asyncio.shield(self._task))
-            except asyncio.CancelledError:
-                task = asyncio.current_task()
-                message = self._interrupted()
-                if not (self._cells.interrupted and self._cells.in_cell_task and task):
-                    raise
-                task.uncancel()
-                raise brief(KeyboardInterrupt(message)) from None
-
-    def __repr__(self) -> str:
-        return f"<{self._task.get_name()}: {'done' if self.done else 'running'}>"
 
 
 class Session:
