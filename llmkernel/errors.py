@@ -67,9 +67,7 @@ class EngineStartupError(LLMKernelError, RuntimeError):
     ("" if it died without one), `remote_traceback` its traceback, `log_tail` the last lines of its log.
     """
 
-    def __init__(
-        self, message: str, *, remote_type: str = "", remote_traceback: str = "", log_tail: str = ""
-    ) -> None:
+    def __init__(self, message: str, *, remote_type: str = "", remote_traceback: str = "", log_tail: str = "") -> None:
         super().__init__(message)
         self.remote_type = remote_type
         self.remote_traceback = remote_traceback
