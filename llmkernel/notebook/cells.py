@@ -110,7 +110,7 @@ class Cells:
         self._timer = self._loop.call_later(TICK, self._tick) if self._loop and self._waiting else None
 
     def _watch_signal(self) -> None:
-        """Put our handler before the one that is there: in a kernel for the whole of an asynchronous cell, in a terminal
+        """Put our handler before the one that is there: in a kernel for the whole of an async cell, in a terminal
         while the cell waits for us. Synchronous code is interrupted as ever.
         """
         if self.task is None or self._previous is not None or threading.current_thread() is not threading.main_thread():
