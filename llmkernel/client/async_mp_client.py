@@ -95,6 +95,13 @@ class AsyncMPClient(MPClient):
             sent = self._send_input(EngineCoreRequestType.ABORT, ids)
             sent.add_done_callback(lambda future: future.cancelled() or future.exception())
 
+    def leave(self, request_ids: Iterable[str]) -> None:
+        """The loop is about to end: requests are aborted; an engine that we share is left, one that we own goes on."""
+        if self.resources.attachment is not None:
+            self.shutdown()
+        else:
+            self.abort_requests_soon(request_ids)
+
     async def call_utility_async(
         self,
         method: str,

@@ -138,13 +138,17 @@ class MPClient(EngineCoreClient):
         """Call `callback(Progress)` at every stage of the load (handshake.STAGES), on the loop or thread that waits."""
         self.startup.add_progress_callback(callback)
 
-    def ensure_alive(self) -> None:
-        """EngineDeadError if the engine is dead, or belongs to another process (we were forked)."""
+    def check_owner(self) -> None:
+        """EngineDeadError if the client belongs to another process: we were forked."""
         if os.getpid() != self.resources.owner_pid:
             raise EngineDeadError(
                 f"The engine belongs to process {self.resources.owner_pid}; a forked child cannot use it. "
                 "Load the model in this process."
             )
+
+    def ensure_alive(self) -> None:
+        """EngineDeadError if the engine is dead, or the client belongs to another process."""
+        self.check_owner()
         if self.resources.process_exited and not self.resources.engine_dead:
             self.resources.record_death()
         if self.resources.engine_dead:

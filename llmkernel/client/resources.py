@@ -144,9 +144,9 @@ class BackgroundResources:
 
     def _close_sockets(self) -> None:
         self.on_close()
-        if self.loop is not None and not self.loop.is_closed():
-            for task in self.tasks.values():
-                task.cancel()
+        reader = self.tasks.get("outputs")
+        if reader is not None and self.loop is not None and not self.loop.is_closed():
+            reader.cancel()
         for socket in (self.input_socket, self.output_socket, self.handshake_socket):
             if socket is not None:
                 socket.close(linger=0)

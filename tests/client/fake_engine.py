@@ -58,20 +58,40 @@ def collect_sync(client: Any, *request_ids: str) -> dict[str, list[EngineCoreOut
     return found
 
 
+async def begin(client: AsyncMPClient, request_id: str, **params: Any) -> None:
+    """Send a request and wait for its first output."""
+    await client.add_request_async(make_request(request_id, **params))
+    async with asyncio.timeout(30):
+        while not any(o.request_id == request_id for o in (await client.get_output_async()).outputs):
+            pass
+
+
+def begin_sync(client: Any, request_id: str, **params: Any) -> None:
+    """As `begin`, for a blocking client."""
+    client.add_request(make_request(request_id, **params))
+    while not any(output.request_id == request_id for output in client.get_output().outputs):
+        pass
+
+
 def tokens(outputs: list[EngineCoreOutput]) -> list[int]:
     return [token for output in outputs for token in output.new_token_ids]
 
 
 def wait_gone(pid: int, timeout: float) -> float:
-    """Wait until there is no process `pid`, nor its zombie; seconds that it took. TimeoutError after `timeout`."""
+    """Wait until process `pid` has ended; seconds that it took. TimeoutError after `timeout`.
+
+    A zombie of ours counts as a process: it was not reaped. One that init has to reap does not.
+    """
     started = time.monotonic()
-    try:
-        psutil.Process(pid).wait(timeout)
-    except psutil.NoSuchProcess:
-        pass
-    except psutil.TimeoutExpired as error:
-        raise TimeoutError(f"process {pid} is still there after {timeout} s") from error
-    return time.monotonic() - started
+    while time.monotonic() - started < timeout:
+        try:
+            process = psutil.Process(pid)
+            if process.status() == psutil.STATUS_ZOMBIE and process.ppid() != os.getpid():
+                return time.monotonic() - started
+        except psutil.NoSuchProcess:
+            return time.monotonic() - started
+        time.sleep(0.005)  # another process's end cannot be awaited everywhere
+    raise TimeoutError(f"process {pid} is still there after {timeout} s")
 
 
 def open_descriptors() -> list[str]:

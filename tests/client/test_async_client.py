@@ -30,6 +30,7 @@ from llmkernel.protocol.serial import MsgpackEncoder
 from llmkernel.protocol.transport import make_zmq_socket
 from tests.client.fake_engine import (
     FAKE_EXECUTOR,
+    begin,
     collect,
     make_async_client,
     make_request,
@@ -97,8 +98,7 @@ async def test_utility_calls(client: AsyncMPClient) -> None:
 
 @pytest.mark.row("A-123", "A-124")
 async def test_a_cancelled_or_late_call_leaves_nothing_behind(client: AsyncMPClient) -> None:
-    await client.add_request_async(make_request("running", max_tokens=3900))
-    await client.get_output_async()  # it has begun: a pause waits for it
+    await begin(client, "running", max_tokens=3900)
     with pytest.raises(TimeoutError):
         await client.call_utility_async("pause_scheduler", "wait", timeout=0.05)
     waiting = asyncio.create_task(client.call_utility_async("pause_scheduler", "wait"))
@@ -337,7 +337,7 @@ def client_of(engine: RawEngine, index: int) -> AsyncMPClient:
 
 
 async def push(client: AsyncMPClient, *messages: Any) -> None:
-    """Put messages into the client's output socket, as its engine would; a utility call behind them says they are in."""
+    """Put messages into the client's output socket, as its engine would, and wait until the client has read them."""
     socket = make_zmq_socket(zmq.Context.instance(), address(client, "out0"), zmq.PUSH, bind=False, linger=1000)
     with socket:
         for message in messages:

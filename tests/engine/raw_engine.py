@@ -65,7 +65,8 @@ class RawEngine:
         )
         self.inputs = [make_zmq_socket(self.ctx, path, zmq.ROUTER, linger=0) for path in addresses.inputs[:num_clients]]
         self.outputs = [
-            make_zmq_socket(self.ctx, path, zmq.PULL, linger=0, hwm=output_hwm) for path in addresses.outputs[:num_clients]
+            make_zmq_socket(self.ctx, path, zmq.PULL, linger=0, hwm=output_hwm)
+            for path in addresses.outputs[:num_clients]
         ]
         self.handshake = make_zmq_socket(self.ctx, self.run.address("hs"), zmq.ROUTER, linger=0)
         self._encoder = MsgpackEncoder()

@@ -17,7 +17,9 @@ from tests.engine.raw_engine import RawEngine, make_request
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[RawEngine]:
-    with RawEngine("fake:step_ms=0.5,fail_token=99,raise_token=98,max_model_len=4000,num_blocks=600", num_clients=3) as engine:
+    with RawEngine(
+        "fake:step_ms=0.5,fail_token=99,raise_token=98,max_model_len=4000,num_blocks=600", num_clients=3
+    ) as engine:
         yield engine
 
 

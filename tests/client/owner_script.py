@@ -1,0 +1,99 @@
+"""A program that owns an engine: the tests start it with a mode; it prints the engine's pid and does what that says."""
+
+import asyncio
+import os
+import sys
+import threading
+import time
+
+from llmkernel.client.async_mp_client import AsyncMPClient
+from llmkernel.client.sync_mp_client import SyncMPClient
+from llmkernel.config import EngineArgs
+
+FAKE_EXECUTOR = "llmkernel.engine.fake_executor:FakeExecutor"
+
+
+def say(*words: object) -> None:
+    print(*words, flush=True)
+
+
+def start(model: str) -> SyncMPClient:
+    client = SyncMPClient(EngineArgs(model=model), os.environ.get("TEST_EXECUTOR", FAKE_EXECUTOR))
+    assert client.process is not None
+    say("engine", client.process.pid)
+    return client
+
+
+def wait_for_the_end() -> None:
+    say("waiting")
+    sys.stdin.read()
+
+
+def main() -> None:
+    mode, model = sys.argv[1], sys.argv[2]
+    if mode == "thread":  # the engine must not be tied to the life of the thread that starts it
+        clients: list[SyncMPClient] = []
+        starter = threading.Thread(target=lambda: clients.append(start(model)))
+        starter.start()
+        starter.join()
+        clients[0].ready()
+        wait_for_the_end()
+        return
+    if mode == "async":
+        asyncio.run(async_main(model))
+        return
+    client = start(model)
+    if mode == "loading":
+        client.add_progress_callback(lambda progress: say("stage", progress.stage))
+        client.ready()
+    client.ready()
+    if mode == "forked" and os.fork() == 0:  # the sibling inherits the pipe's end and holds it
+        say("sibling", os.getpid())
+        time.sleep(60)
+        os._exit(0)
+    if mode == "stepping":
+        from tests.client.fake_engine import make_request
+
+        client.add_request(make_request("long", max_tokens=10))
+    if mode == "exit":
+        sys.exit(0)
+    if mode == "os_exit":
+        os._exit(3)
+    if mode == "raise":
+        raise SystemError("on purpose")
+    if mode == "fork_child_exits":
+        fork_child_exits(client)
+    wait_for_the_end()
+
+
+async def async_main(model: str) -> None:
+    client = AsyncMPClient(EngineArgs(model=model), FAKE_EXECUTOR)
+    assert client.process is not None
+    say("engine", client.process.pid)
+    await client.ready()
+    say("waiting")
+    await asyncio.to_thread(sys.stdin.read)
+
+
+def fork_child_exits(client: SyncMPClient) -> None:
+    """The child tries everything, then leaves as a Python program does, with all its exit hooks."""
+    from llmkernel.errors import EngineDeadError
+    from tests.client.fake_engine import make_request
+
+    child = os.fork()
+    if child == 0:
+        for call in (client.ensure_alive, lambda: client.add_request(make_request("a"))):
+            try:
+                call()
+            except EngineDeadError as error:
+                say("child:", error)
+        client.abort_requests(["a"])
+        say("child shutdown:", client.shutdown())
+        del client
+        sys.exit(0)
+    os.waitpid(child, 0)
+    say("parent:", client.call_utility("is_sleeping"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""A dead engine fails every waiter within a second, and says how it died."""
+
+import asyncio
+import os
+import queue
+import signal
+import threading
+import time
+
+import pytest
+
+from llmkernel.client.async_mp_client import AsyncMPClient
+from llmkernel.config import EngineArgs
+from llmkernel.engine.fake_executor import CRASH_EXIT_CODE, fake_answer
+from llmkernel.errors import EngineDeadError
+from llmkernel.protocol.outputs import EngineCoreOutputs
+from tests.client.fake_engine import (
+    begin,
+    begin_sync,
+    collect_sync,
+    make_async_client,
+    make_request,
+    make_sync_client,
+    tokens,
+)
+
+FAST = 1.0
+"""Seconds in which everybody must know."""
+
+
+async def read_until_death(client: AsyncMPClient) -> tuple[list[EngineCoreOutputs], EngineDeadError]:
+    """Outputs up to the error, as AsyncLLM's handler sees them."""
+    outputs = []
+    try:
+        while True:
+            outputs.append(await client.get_output_async())
+    except EngineDeadError as error:
+        return outputs, error
+
+
+@pytest.mark.row("A-009", "A-140")
+async def test_sigkill_fails_streams_utilities_and_later_calls_within_a_second(client: AsyncMPClient) -> None:
+    await begin(client, "stream", max_tokens=3900)
+    reader = asyncio.create_task(read_until_death(client))
+    pausing = asyncio.create_task(client.call_utility_async("pause_scheduler", "wait"))
+    await asyncio.sleep(0)
+    assert len(client.utility_results) == 1
+    started = time.monotonic()
+    os.kill(client.process.pid, signal.SIGKILL)
+    outputs, error = await reader
+    with pytest.raises(EngineDeadError, match="killed by SIGKILL"):
+        await pausing
+    assert time.monotonic() - started < FAST
+    assert error.exitcode == -signal.SIGKILL
+    assert "memory" in str(error) and str(error).splitlines()[0].endswith("Load the model again.")
+    said = [token for message in outputs for output in message.outputs for token in output.new_token_ids]
+    assert said == fake_answer([1, 2, 3], len(said) + 1)[1:]  # the first one was read before
+    for call in (
+        client.add_request_async(make_request("late")),
+        client.call_utility_async("is_sleeping"),
+        client.get_output_async(),
+    ):
+        with pytest.raises(EngineDeadError, match="SIGKILL"):
+            await call
+    await client.abort_requests_async(["stream"])
+    assert client.engine_dead and client.dead_error is not None and client.dead_error.exitcode == -9
+
+
+async def test_tokens_that_were_on_their_way_arrive_before_the_error() -> None:
+    """The engine generates and crashes while the loop is blocked; then the loop reads all that was said."""
+    client = make_async_client("fake:crash_token=98,num_blocks=64")
+    try:
+        await client.ready()
+        await client.add_request_async(make_request("a", max_tokens=200))
+        await client.add_request_async(make_request("then", [97], max_tokens=200))
+        await client.add_request_async(make_request("crash", [98]))
+        assert client.process.wait(5)  # blocks this loop
+        outputs, error = await asyncio.wait_for(read_until_death(client), FAST)
+        assert error.exitcode == CRASH_EXIT_CODE
+        assert f"exit code {CRASH_EXIT_CODE}" in str(error)
+        for request_id, prompt in (("a", [1, 2, 3]), ("then", [97])):
+            all_outputs = [output for message in outputs for output in message.outputs]
+            said = tokens([output for output in all_outputs if output.request_id == request_id])
+            assert said == fake_answer(prompt, 200)[: len(said)]
+    finally:
+        client.shutdown()
+
+
+@pytest.mark.row("A-060", "A-084", "A-090")
+async def test_engine_core_dead_carries_the_exit_and_waits_for_it(client: AsyncMPClient) -> None:
+    """SIGTERM from outside: the engine says ENGINE_CORE_DEAD and leaves with 0; whoever waits hears it."""
+    await client.add_request_async(make_request("stream", max_tokens=3900))
+    reader = asyncio.create_task(read_until_death(client))
+    await asyncio.sleep(0)
+    started = time.monotonic()
+    os.kill(client.process.pid, signal.SIGTERM)
+    _, error = await reader
+    assert time.monotonic() - started < FAST
+    assert error.exitcode == 0
+
+
+async def test_a_fault_in_the_busy_loop_arrives_with_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An executor that is gone ends the engine: its exception travels in front of ENGINE_CORE_DEAD."""
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    client = AsyncMPClient(EngineArgs(model="fake:raise_token=98"), "tests.client.broken_executor:DyingExecutor")
+    try:
+        await client.ready()
+        await client.add_request_async(make_request("boom", [98]))
+        started = time.monotonic()
+        _, error = await read_until_death(client)
+        assert time.monotonic() - started < FAST
+        assert "WorkerGone: the worker is gone" in str(error)
+        assert "check_health" in error.remote_traceback
+        assert error.exitcode == 1
+        assert "The engine died." in error.log_tail
+    finally:
+        client.shutdown()
+
+
+@pytest.mark.row("A-093")
+def test_a_death_before_the_first_use_is_not_missed() -> None:
+    client = make_async_client()
+    try:
+        os.kill(client.process.pid, signal.SIGKILL)
+        assert client.process.wait(5)
+
+        async def use() -> None:
+            await asyncio.wait_for(client.add_request_async(make_request("a")), FAST)
+
+        with pytest.raises(RuntimeError, match="killed by SIGKILL"):
+            asyncio.run(use())
+    finally:
+        client.shutdown()
+
+
+async def test_a_death_while_nobody_waits_is_known_at_the_next_call(client: AsyncMPClient) -> None:
+    os.kill(client.process.pid, signal.SIGKILL)
+    assert client.process.wait(5)
+    with pytest.raises(EngineDeadError, match="SIGKILL"):
+        await client.add_request_async(make_request("late"))
+    with pytest.raises(EngineDeadError, match="SIGKILL"):
+        client.ensure_alive()
+
+
+@pytest.mark.row("A-010")
+def test_sigkill_fails_the_blocked_calls_of_a_sync_client() -> None:
+    client = make_sync_client("fake:step_ms=1,max_model_len=4000,num_blocks=600")
+    errors: queue.Queue[BaseException] = queue.Queue()
+
+    def call_blocked() -> None:
+        try:
+            client.call_utility("pause_scheduler", "wait")
+        except EngineDeadError as error:
+            errors.put(error)
+
+    try:
+        client.ready()
+        begin_sync(client, "stream", max_tokens=3900)
+        caller = threading.Thread(target=call_blocked)
+        caller.start()
+        while not len(client.utility_results):
+            client.get_output()
+        started = time.monotonic()
+        os.kill(client.process.pid, signal.SIGKILL)
+        with pytest.raises(EngineDeadError, match="SIGKILL"):
+            while True:
+                client.get_output()
+        assert "SIGKILL" in str(errors.get(timeout=FAST))
+        assert time.monotonic() - started < FAST
+        caller.join()
+        with pytest.raises(EngineDeadError, match="SIGKILL"):
+            client.add_request(make_request("late"))
+    finally:
+        client.shutdown()
+
+
+def test_an_interrupt_of_the_process_group_leaves_the_engine_alone() -> None:
+    """SIGINT to the engine's own group, as a Ctrl-C or a kernel's interrupt would be if it got there."""
+    client = make_sync_client()
+    try:
+        client.ready()
+        pid = client.process.pid
+        assert os.getpgid(pid) == pid != os.getpgid(0)
+        os.killpg(pid, signal.SIGINT)
+        client.add_request(make_request("a", max_tokens=5))
+        assert tokens(collect_sync(client, "a")["a"]) == fake_answer([1, 2, 3], 5)
+    finally:
+        client.shutdown()
