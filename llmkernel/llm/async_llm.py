@@ -1,29 +1,27 @@
 """AsyncLLM: many requests at once on an event loop, each a stream of its own."""
 
 import asyncio
-import contextvars
+import contextlib
 import secrets
-import time
-import weakref
+import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from llmkernel.client.attachment import RunningEngine
 from llmkernel.client.core_client import EngineCoreClient, make_async_mp_client
 from llmkernel.config import EngineArgs
-from llmkernel.errors import EngineDeadError, EngineStartupError, UnsupportedFeatureError
-from llmkernel.llm.admission import AdmissionAborted, Admissions
-from llmkernel.llm.input_processor import InputProcessor, check_params
-from llmkernel.llm.loggers import StatLogger
-from llmkernel.llm.output_handler import handle_outputs
+from llmkernel.errors import EngineDeadError, UnsupportedFeatureError
+from llmkernel.llm.input_processor import InputProcessor
+from llmkernel.llm.loop_seat import LoopSeat
 from llmkernel.llm.output_processor import OutputProcessor
-from llmkernel.llm.outputs import CompletionOutput, RequestOutput
-from llmkernel.llm.parallel_sampling import ParentRequest
+from llmkernel.llm.outputs import RequestOutput
 from llmkernel.llm.prompts import ChatPrompt, PromptType
 from llmkernel.llm.request_output_collector import RequestOutputCollector
+from llmkernel.llm.shared_engine import resolve_engine
 from llmkernel.llm.tokenizer import Tokenizer
 from llmkernel.protocol.handshake import EngineCoreReadyResponse, Progress
 from llmkernel.protocol.pooling_params import PoolingParams
-from llmkernel.protocol.requests import EngineCoreRequest, LoRARequest
+from llmkernel.protocol.requests import LoRARequest
 from llmkernel.protocol.sampling_params import SamplingParams
 from llmkernel.protocol.stats import SchedulerStats
 
@@ -34,23 +32,39 @@ class AsyncLLM:
     """An engine process of its own, and the streams of its requests.
 
     `AsyncLLM(args)` returns at once, inside or outside a loop; `await ready()`, or the first request, waits for the
-    load. Belongs to the loop that first uses it. Ends the engine with `shutdown()`, `with` or `async with`.
+    load. Ends the engine with `shutdown()`, `with` or `async with`.
 
-    executor_class: import path "module:Class" of another executor. facts: what was loaded, None until it is.
+    Any event loop may use it, several at once, too: each has a client and streams of its own (a LoopSeat). The first
+    one's client owns the engine, others are attached to it, and leave it when their loop ends.
+
+    executor_class: import path "module:Class" of another executor. engine: one that runs already, to share in place of
+    starting one; see `attach`.
     """
 
-    def __init__(self, args: EngineArgs, *, executor_class: str | None = None, log_stats: bool = True) -> None:
+    def __init__(
+        self,
+        args: EngineArgs,
+        *,
+        executor_class: str | None = None,
+        log_stats: bool = True,
+        engine: RunningEngine | None = None,
+    ) -> None:
         self.args = args
         self.log_stats = log_stats and args.log_stats
-        self.facts: EngineCoreReadyResponse | None = None
-        self.input_processor: InputProcessor | None = None
-        self.output_processor = OutputProcessor(log_stats=self.log_stats, stream_interval=args.stream_interval)
-        self.engine_core: EngineCoreClient = make_async_mp_client(args, executor_class, self.log_stats)
-        self.output_handler: asyncio.Task[None] | None = None
-        self._tokenizer: Tokenizer | None = None
-        self._loop = _running_loop()
-        self._ready_task: asyncio.Task[EngineCoreReadyResponse] | None = None
-        self._admissions = Admissions()
+        self._executor_class = executor_class
+        self._shared = engine
+        self._progress_callbacks: list[Callable[[Progress], None]] = []
+        self._lock = threading.Lock()  # taking a seat; loops may be in different threads
+        self._own = self._take_first_seat()
+        self._guests: dict[asyncio.AbstractEventLoop, LoopSeat] = {}
+
+    @classmethod
+    def attach(cls, engine: object, *, log_stats: bool = True) -> "AsyncLLM":
+        """Share an engine that runs: that of another AsyncLLM, LLM or LLMEngine, or the pid of an engine process of
+        this user. It goes on when this one is shut down, and ends with its owner.
+        """
+        running, args = resolve_engine(engine)
+        return cls(args, log_stats=log_stats, engine=running)
 
     @classmethod
     def from_engine_args(
@@ -66,17 +80,11 @@ class AsyncLLM:
 
         Cancelling this ends the wait, not the load.
         """
-        self._check_loop()
-        if self._ready_task is None:
-            # an empty context: what the load prints or logs belongs to no notebook cell
-            self._ready_task = asyncio.get_running_loop().create_task(
-                self._load(), name="llmkernel-load", context=contextvars.Context()
-            )
-            self._ready_task.add_done_callback(_look_at_exception)
-        return await asyncio.shield(self._ready_task)
+        return await self._seat().ready()
 
     def add_progress_callback(self, callback: Callable[[Progress], None]) -> None:
         """Call `callback` with every Progress of the load."""
+        self._progress_callbacks.append(callback)
         self.engine_core.add_progress_callback(callback)  # type: ignore[attr-defined]  # of AsyncMPClient
 
     def shutdown(self, timeout: float = 5.0) -> int:
@@ -84,7 +92,13 @@ class AsyncLLM:
 
         Returns the bytes of memory that the engine's process held. Blocks for at most about `timeout` seconds.
         """
-        return self.engine_core.shutdown(timeout)
+        with self._lock:
+            guests = list(self._guests.values())
+            self._guests.clear()
+        held = self._own.close(timeout)
+        for seat in guests:
+            seat.close(timeout)
+        return held
 
     def __enter__(self) -> "AsyncLLM":
         return self
@@ -117,39 +131,17 @@ class AsyncLLM:
 
         Whoever takes the collector must abort the request if it stops reading; `generate` does that by itself.
         """
-        self._check_loop()
-        if self.errored:
-            raise self.dead_error
-        check_params(params)
-        collector = RequestOutputCollector(params.output_kind, request_id)
-        admission = self._admissions.enter(request_id)
-        try:
-            if self.facts is None:
-                await admission.run(self.ready())
-            assert self.input_processor is not None
-            arrival_time = time.time() if arrival_time is None else arrival_time
-            if self.input_processor.is_long(prompt):
-                work = asyncio.to_thread(self.input_processor.tokenize, prompt, tokenization_kwargs)
-                tokenized = await admission.run(work)
-            else:
-                tokenized = self.input_processor.tokenize(prompt, tokenization_kwargs)
-        except AdmissionAborted:
-            collector.put(_aborted_output(request_id, prompt))
-            return collector
-        finally:
-            self._admissions.leave(request_id, admission)
-        request = self.input_processor.process_inputs(
+        return await self._seat().add_request(
             request_id,
-            tokenized,
+            prompt,
             params,
             arrival_time,
             lora_request,
+            tokenization_kwargs,
             trace_headers,
             priority,
             data_parallel_rank,
         )
-        await self._submit(request, tokenized.text, collector)
-        return collector
 
     async def generate(
         self,
@@ -170,6 +162,7 @@ class AsyncLLM:
         """
         if sampling_params is None:
             sampling_params = await self.get_default_sampling_params()
+        seat = self._seat()
         collector = await self.add_request(
             request_id or f"req-{secrets.token_hex(4)}",
             prompt,
@@ -188,7 +181,7 @@ class AsyncLLM:
                 yield output
         finally:
             if not finished:
-                self._abort_soon([collector.request_id], internal=True)
+                seat.abort_soon([collector.request_id], internal=True)
 
     def chat(
         self,
@@ -230,8 +223,7 @@ class AsyncLLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[str, list[int]]:
         """Text and ids that `chat` would send."""
-        await self.ready()
-        assert self.input_processor is not None
+        processor = await self._input_processor()
         chat = ChatPrompt(
             messages=messages,
             chat_template=chat_template,
@@ -240,7 +232,7 @@ class AsyncLLM:
             documents=documents,
             variables=chat_template_kwargs,
         )
-        rendered = await asyncio.to_thread(self.input_processor.render_chat, chat)
+        rendered = await asyncio.to_thread(processor.render_chat, chat)
         return rendered.text or "", rendered.token_ids
 
     def encode(self, *_: Any, **__: Any) -> NoReturn:
@@ -251,39 +243,76 @@ class AsyncLLM:
 
         An id stands for all requests that carry it and for all n answers; also for one that still waits for the load.
         """
-        self._check_loop()
-        ids = [request_id] if isinstance(request_id, str) else list(request_id)
-        self._admissions.abort(ids)
-        await self.engine_core.abort_requests_async(self.output_processor.abort_requests(ids, internal=internal))
+        await self._seat().abort([request_id] if isinstance(request_id, str) else list(request_id), internal=internal)
 
     def abort_soon(self, request_id: str | Iterable[str]) -> None:
         """As `abort`, from code that cannot await; call it on the loop."""
-        self._abort_soon([request_id] if isinstance(request_id, str) else list(request_id), internal=False)
+        self._seat_here().abort_soon([request_id] if isinstance(request_id, str) else list(request_id))
+
+    def stop_requests(self, request_ids: Iterable[str]) -> None:
+        """As `abort`, for the requests of every loop, from any thread, also while those loops are blocked.
+
+        The engine hears of it at once, over its control channel; a stream ends when its loop turns.
+        """
+        ids = list(request_ids)
+        for seat in self._seats():
+            seat.stop_requests(ids)
 
     # State.
 
     @property
     def errored(self) -> bool:
         """No request can be served any more."""
-        handler = self.output_handler
-        return self.engine_core.engine_dead or (handler is not None and handler.done())
+        return self._own.errored
 
     @property
     def dead_error(self) -> EngineDeadError:
         """Why, as a fresh exception."""
-        return self.engine_core.dead_error or EngineDeadError()
+        return self._own.dead_error
 
     @property
     def is_running(self) -> bool:
         return self.facts is not None and not self.errored
 
     @property
+    def facts(self) -> EngineCoreReadyResponse | None:
+        """What was loaded; None until it is."""
+        return next((seat.facts for seat in self._seats() if seat.facts is not None), None)
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop whose client owns the engine; None until one has used it."""
+        return self._own.loop
+
+    @property
+    def engine_core(self) -> EngineCoreClient:
+        """The client that owns the engine."""
+        return self._own.engine_core
+
+    @property
+    def output_processor(self) -> OutputProcessor:
+        """Of the loop whose client owns the engine."""
+        return self._own.output_processor
+
+    @property
+    def output_handler(self) -> "asyncio.Task[None] | None":
+        """Of the loop whose client owns the engine."""
+        return self._own.output_handler
+
+    @property
+    def running_engine(self) -> RunningEngine | None:
+        """For others to attach to."""
+        return self.engine_core.running_engine  # type: ignore[attr-defined]  # of AsyncMPClient
+
+    @property
     def num_unfinished_requests(self) -> int:
-        return self.output_processor.get_num_unfinished_requests()
+        """Of all loops."""
+        return sum(seat.output_processor.get_num_unfinished_requests() for seat in self._seats())
 
     def get_scheduler_stats(self) -> SchedulerStats | None:
         """The engine's state after the newest step that had something to say."""
-        return self.output_processor.scheduler_stats
+        found = [stats for seat in self._seats() if (stats := seat.output_processor.scheduler_stats) is not None]
+        return max(found, key=lambda stats: stats.step_counter, default=None)
 
     async def check_health(self) -> None:
         """EngineDeadError if the engine is gone; otherwise asks it."""
@@ -293,24 +322,20 @@ class AsyncLLM:
 
     async def get_tokenizer(self) -> Tokenizer | None:
         await self.ready()
-        return self._tokenizer
+        return self._seat().tokenizer
 
     async def get_default_sampling_params(self) -> SamplingParams:
         """vLLM's defaults, with what the model's generation_config says."""
-        await self.ready()
-        assert self.input_processor is not None
-        return self.input_processor.default_sampling_params()
+        return (await self._input_processor()).default_sampling_params()
 
     async def special_tokens_in(self, messages: Sequence[Mapping[str, Any]]) -> list[str]:
         """Special tokens whose text stands in a message: they are sent as the special token, not as text."""
-        await self.ready()
-        assert self.input_processor is not None
-        return self.input_processor.special_tokens_in(messages)
+        return (await self._input_processor()).special_tokens_in(messages)
 
     async def call_utility(self, method: str, *args: Any) -> Any:
         """Call a method of the engine, one of its allow-list; UtilityCallError carries what it raised."""
         await self.ready()
-        return await self.engine_core.call_utility_async(method, *args)
+        return await self._seat().engine_core.call_utility_async(method, *args)
 
     async def collective_rpc(
         self,
@@ -321,7 +346,7 @@ class AsyncLLM:
     ) -> list[Any]:
         """Call `method` on every worker; one result per worker."""
         await self.ready()
-        return await self.engine_core.collective_rpc_async(method, timeout, args, kwargs)
+        return await self._seat().engine_core.collective_rpc_async(method, timeout, args, kwargs)
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False if blocks are in use."""
@@ -334,103 +359,47 @@ class AsyncLLM:
 
     # Inside.
 
-    def _check_loop(self) -> None:
+    async def _input_processor(self) -> InputProcessor:
+        await self.ready()
+        processor = self._seat().input_processor
+        assert processor is not None
+        return processor
+
+    def _take_first_seat(self) -> LoopSeat:
+        """The seat whose client starts the engine; everybody else's is attached to it."""
+        client = make_async_mp_client(self.args, self._executor_class, self.log_stats, engine=self._shared)
+        for callback in self._progress_callbacks:
+            client.add_progress_callback(callback)  # type: ignore[attr-defined]  # of AsyncMPClient
+        return LoopSeat(self.args, client, self.log_stats)
+
+    def _seats(self) -> list[LoopSeat]:
+        return [self._own, *list(self._guests.values())]
+
+    def _seat_here(self) -> LoopSeat:
+        """The running loop's seat, if it has one, else our own."""
+        with contextlib.suppress(RuntimeError):  # no loop runs
+            return self._guests.get(asyncio.get_running_loop(), self._own)
+        return self._own
+
+    def _seat(self) -> LoopSeat:
+        """The running loop's seat; it takes one if it has none."""
         loop = asyncio.get_running_loop()
-        if self._loop is None:
-            self._loop = loop
-        elif self._loop is not loop:
-            raise UnsupportedFeatureError(
-                "This AsyncLLM belongs to another event loop, and a client serves one loop: make another AsyncLLM in"
-                " this loop, or do all the work inside one asyncio.run.",
-                parameter="loop",
-            )
-
-    async def _load(self) -> EngineCoreReadyResponse:
-        facts: EngineCoreReadyResponse = await self.engine_core.ready()
-        if facts.tokenizer.json is not None or facts.tokenizer.path is not None:
-            try:
-                self._tokenizer = await asyncio.to_thread(Tokenizer.from_facts, facts.tokenizer)
-            except Exception as error:
-                # the library raises a bare Exception for a file that it cannot read
-                raise EngineStartupError(
-                    f"The tokenizer of {facts.model.name} cannot be read: {error}; load the model with tokenizer=..."
-                ) from error
-        self.output_processor.tokenizer = self._tokenizer
-        self.input_processor = InputProcessor(self.args, facts, self._tokenizer)
-        self._run_output_handler()
-        self.facts = facts
-        return facts
-
-    async def _submit(self, request: EngineCoreRequest, prompt: str | None, queue: RequestOutputCollector) -> None:
-        params = request.sampling_params
-        assert params is not None
-        queue.request_id = request.request_id
-        queue.sampling_params = params
-        try:
-            if params.n == 1:
-                await self._add_request(request, prompt, None, 0, queue)
-            else:
-                await self._fan_out(ParentRequest(request), prompt, queue)
-        except BaseException:
-            self._abort_soon([request.request_id], internal=True)
-            raise
-
-    async def _fan_out(self, parent: ParentRequest, prompt: str | None, queue: RequestOutputCollector) -> None:
-        """Register all children before the first is sent, so that an abort reaches all of them."""
-        for index, child in enumerate(parent.children):
-            self.output_processor.add_request(child, prompt, parent, index, queue)
-        for child in parent.children:
-            if child.request_id in self.output_processor.request_states:
-                await self.engine_core.add_request_async(child)
-
-    async def _add_request(
-        self,
-        request: EngineCoreRequest,
-        prompt: str | None,
-        parent_req: ParentRequest | None,
-        index: int,
-        queue: RequestOutputCollector,
-    ) -> None:
-        self.output_processor.add_request(request, prompt, parent_req, index, queue)
-        await self.engine_core.add_request_async(request)
-
-    def _abort_soon(self, request_ids: list[str], *, internal: bool) -> None:
-        self._admissions.abort(request_ids)
-        ids = self.output_processor.abort_requests(request_ids, internal=internal)
-        if ids and not self.engine_core.engine_dead:
-            self.engine_core.abort_requests_soon(ids)  # type: ignore[attr-defined]  # of AsyncMPClient
-
-    def _run_output_handler(self) -> None:
-        """Start the task that takes what the engine sends to the queues of the requests."""
-        stat_logger = StatLogger() if self.log_stats else None
-        coroutine = handle_outputs(self.engine_core, self.output_processor, stat_logger)
-        task = asyncio.get_running_loop().create_task(
-            coroutine, name="llmkernel-output-handler", context=contextvars.Context()
-        )
-        self.output_handler = task
-        weakref.finalize(self, _cancel_soon, task).atexit = False
-
-
-def _aborted_output(request_id: str, prompt: PromptType | ChatPrompt) -> RequestOutput:
-    text = prompt if isinstance(prompt, str) else None
-    completion = CompletionOutput(0, "", [], finish_reason="abort")
-    return RequestOutput(request_id, text, None, outputs=[completion], finished=True)
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-
-
-def _look_at_exception(task: "asyncio.Task[Any]") -> None:
-    """Keeps asyncio from reporting a failed load that nobody waits for any more."""
-    if not task.cancelled():
-        task.exception()
-
-
-def _cancel_soon(task: "asyncio.Task[None]") -> None:
-    loop = task.get_loop()
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(task.cancel)
+        self.engine_core.check_owner()  # type: ignore[attr-defined]  # of AsyncMPClient
+        with self._lock:
+            own = self._own
+            own.loop = own.loop or loop
+            if own.loop is loop:
+                return own
+            for ended in [one for one in self._guests if one.is_closed()]:
+                self._guests.pop(ended).close()
+            if loop in self._guests:
+                return self._guests[loop]
+            if own.errored:
+                raise own.failure
+            if own.loop.is_closed() and own.facts is None:  # it ended in the middle of the load, and the load with it
+                own.close()
+                self._own = self._take_first_seat()
+                return self._own
+            client = make_async_mp_client(self.args, None, self.log_stats, engine=self.running_engine)
+            self._guests[loop] = LoopSeat(self.args, client, self.log_stats, own.tokenizer)
+            return self._guests[loop]

@@ -40,10 +40,12 @@ async def handle_outputs(
             output_processor.update_scheduler_stats(outputs.scheduler_stats)
             if stat_logger is not None:
                 stat_logger.record(outputs.scheduler_stats, iteration_stats)
-    except asyncio.CancelledError:
+    except asyncio.CancelledError:  # the loop ends, or nobody holds the AsyncLLM any more
+        ids = list(output_processor.request_states)
         output_processor.propagate_error(
-            EngineDeadError("The AsyncLLM of this request is gone; keep it while you read.")
+            EngineDeadError("The AsyncLLM of this request is gone, or its event loop; keep it while you read.")
         )
+        engine_core.leave(ids)  # type: ignore[attr-defined]  # of AsyncMPClient
         raise
     except Exception as error:  # whatever ends this must reach every stream that waits
         if not isinstance(error, EngineDeadError):

@@ -92,6 +92,10 @@ class OutputProcessor:
                 self._fail(state, error, result)
         return result
 
+    def internal_ids(self, request_ids: Iterable[str]) -> list[str]:
+        """The internal ids of the running requests that these external ids mean. From any thread."""
+        return [found for request_id in request_ids for found in self._internal_ids(request_id, internal=False)]
+
     def update_scheduler_stats(self, scheduler_stats: SchedulerStats | None) -> None:
         self.scheduler_stats = scheduler_stats or self.scheduler_stats
 

@@ -22,7 +22,16 @@ from llmkernel.errors import LLMKernelError
 from llmkernel.logger import init_logger
 from llmkernel.protocol.transport import MAX_IPC_PATH
 
-__all__ = ["RunDirectory", "RunDirectoryError", "default_base", "remove_dead", "sweep_dead"]
+__all__ = [
+    "RunDirectory",
+    "RunDirectoryError",
+    "RunDirectoryHeldError",
+    "check_private",
+    "default_base",
+    "live_runs",
+    "remove_dead",
+    "sweep_dead",
+]
 
 logger = init_logger(__name__)
 
@@ -36,6 +45,10 @@ _UNFINISHED_AGE = 60.0
 
 class RunDirectoryError(LLMKernelError, OSError):
     """A folder that sockets must not live in, or no folder at all; the message says which and why."""
+
+
+class RunDirectoryHeldError(RunDirectoryError):
+    """A run that is alive."""
 
 
 class RunDirectory:
@@ -124,9 +137,7 @@ os.register_at_fork(after_in_child=_forget_runs_after_fork)
 
 def default_base() -> Path:
     """Where run directories are made: XDG_RUNTIME_DIR if it is private and short enough, else the temporary folder."""
-    named = os.environ.get("XDG_RUNTIME_DIR")
-    candidates = [Path(named)] if named else []
-    candidates += [Path(os.path.realpath(tempfile.gettempdir())), Path("/tmp")]
+    candidates = _candidates()
     for folder in candidates:
         try:
             _check_base(folder)
@@ -138,6 +149,13 @@ def default_base() -> Path:
         f"No folder for sockets among {', '.join(map(str, candidates))}; set XDG_RUNTIME_DIR to a private folder "
         f"(mode 0700) with a short path."
     )
+
+
+def live_runs(base: str | os.PathLike[str] | None = None) -> list[Path]:
+    """Run directories of ours whose lock somebody holds, in `base`, or wherever `default_base` may have made them."""
+    folders = _candidates() if base is None else [Path(base)]
+    paths = [path for folder in dict.fromkeys(folders) for path in folder.glob("llmk-*")]
+    return [path for path in sorted(paths) if _FINISHED.fullmatch(path.name) and _is_alive(path)]
 
 
 def sweep_dead(base: str | os.PathLike[str] | None = None) -> list[Path]:
@@ -183,6 +201,23 @@ def check_private(folder: Path) -> None:
         raise RunDirectoryError(f"{folder} has mode {stat.S_IMODE(status.st_mode):04o}, not 0700.")
 
 
+def _candidates() -> list[Path]:
+    named = os.environ.get("XDG_RUNTIME_DIR")
+    return [*([Path(named)] if named else []), Path(os.path.realpath(tempfile.gettempdir())), Path("/tmp")]
+
+
+def _is_alive(folder: Path) -> bool:
+    """It is ours, and its lock is held. Nobody is in the way: the lock of a live run is never free to be taken here."""
+    try:
+        check_private(folder)
+        os.close(_lock(folder, fcntl.LOCK_EX))
+    except RunDirectoryHeldError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def _check_base(folder: Path) -> None:
     """A base is private to us, or sticky like /tmp, where nobody can rename or remove what is ours."""
     try:
@@ -220,7 +255,7 @@ def _lock(folder: Path, kind: int) -> int:
     lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         if not _try_flock(lock, kind):
-            raise RunDirectoryError(f"{folder} is held by another process.")
+            raise RunDirectoryHeldError(f"{folder} is held by another process.")
         if os.fstat(lock).st_nlink == 0:
             raise RunDirectoryError(f"{folder} is gone.")
     except BaseException:

@@ -349,15 +349,6 @@ async def test_shutdown_ends_the_streams_and_is_idempotent() -> None:
         await llm.add_request("r", "a", SamplingParams())
 
 
-def test_a_second_loop_is_told_so() -> None:
-    llm = AsyncLLM(EngineArgs(model="fake:"), executor_class=FAKE)  # outside a loop
-    assert asyncio.run(collect(llm.generate("a", SamplingParams(max_tokens=3))))[-1].text == answer("a", 3)
-    for use in (lambda: collect(llm.generate("a", SamplingParams())), llm.ready, lambda: llm.abort("x")):
-        with pytest.raises(UnsupportedFeatureError, match=r"another event loop.*make another AsyncLLM"):
-            asyncio.run(use())
-    llm.shutdown()
-
-
 @pytest.mark.row("A-097")
 async def test_a_forgotten_llm_is_collected_and_its_engine_ends() -> None:
     llm = AsyncLLM(EngineArgs(model="fake:step_ms=5"), executor_class=FAKE)

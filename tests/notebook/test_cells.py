@@ -35,7 +35,7 @@ def test_the_engine_is_a_process_and_its_client_lives_on_the_kernels_loop(kernel
         "before = {thread.name for thread in threading.enumerate()}\n"
         "%generate --quiet --max-tokens 3 hi\n"
         "after = {thread.name for thread in threading.enumerate()}\n"
-        "assert asyncio.get_running_loop() is llm._loop and after == before, after - before\n"
+        "assert asyncio.get_running_loop() is llm.loop and after == before, after - before\n"
         "assert llm.engine_core.process.pid != os.getpid()"
     )
     assert cell.status == "ok", cell.traceback
@@ -282,7 +282,7 @@ def test_a_mistake_is_one_line_and_harms_nobody(kernel: Kernel, code: str, name:
 def test_ten_cells_leave_nothing_behind(kernel: Kernel) -> None:
     kernel.run("import gc, os, asyncio, threading, comm")
     count = (
-        "(len(asyncio.all_tasks(llm._loop)), len(os.listdir('/proc/self/fd')), threading.active_count(),"
+        "(len(asyncio.all_tasks(llm.loop)), open_files(), threading.active_count(),"
         " len(comm.get_comm_manager().comms), len(llm.output_processor.request_states))"
     )
     kernel.run("%%generate --max-tokens 4\nwarm-up")

@@ -1,0 +1,218 @@
+"""LoopSeat: what one event loop has of an engine: a client of its own, and the streams of its requests (design D1)."""
+
+import asyncio
+import contextlib
+import contextvars
+import copy
+import time
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from llmkernel.client.control_client import ControlClient
+from llmkernel.client.core_client import EngineCoreClient
+from llmkernel.config import EngineArgs
+from llmkernel.errors import EngineDeadError, EngineStartupError
+from llmkernel.llm.admission import AdmissionAborted, Admissions
+from llmkernel.llm.input_processor import InputProcessor, check_params
+from llmkernel.llm.loggers import StatLogger
+from llmkernel.llm.output_handler import handle_outputs
+from llmkernel.llm.output_processor import OutputProcessor
+from llmkernel.llm.outputs import CompletionOutput, RequestOutput
+from llmkernel.llm.parallel_sampling import ParentRequest
+from llmkernel.llm.prompts import ChatPrompt, PromptType
+from llmkernel.llm.request_output_collector import RequestOutputCollector
+from llmkernel.llm.tokenizer import Tokenizer
+from llmkernel.protocol.handshake import EngineCoreReadyResponse
+from llmkernel.protocol.pooling_params import PoolingParams
+from llmkernel.protocol.requests import EngineCoreRequest, LoRARequest
+from llmkernel.protocol.sampling_params import SamplingParams
+
+__all__ = ["LoopSeat"]
+
+
+class LoopSeat:
+    """One event loop's place at an engine. It belongs to the loop that runs when it is made, else to the first user.
+
+    engine_core: an AsyncMPClient, which owns the engine or is attached to it; ends with `close`, or with the loop.
+    facts: what was loaded, None until it is. tokenizer: one that another seat has built, if there is one.
+    """
+
+    def __init__(
+        self, args: EngineArgs, engine_core: EngineCoreClient, log_stats: bool, tokenizer: Tokenizer | None = None
+    ) -> None:
+        self.engine_core = engine_core
+        self.facts: EngineCoreReadyResponse | None = None
+        self.input_processor: InputProcessor | None = None
+        self.output_processor = OutputProcessor(log_stats=log_stats, stream_interval=args.stream_interval)
+        self.output_handler: asyncio.Task[None] | None = None
+        self.tokenizer = tokenizer
+        self.loop: asyncio.AbstractEventLoop | None = None
+        with contextlib.suppress(RuntimeError):  # no loop runs
+            self.loop = asyncio.get_running_loop()
+        self._args = args
+        self._log_stats = log_stats
+        self._ready_task: asyncio.Task[EngineCoreReadyResponse] | None = None
+        self._admissions = Admissions()
+
+    @property
+    def errored(self) -> bool:
+        """No request can be served any more."""
+        handler = self.output_handler
+        return self.engine_core.engine_dead or (handler is not None and handler.done() and not handler.cancelled())
+
+    @property
+    def dead_error(self) -> EngineDeadError:
+        """Why, as a fresh exception."""
+        return self.engine_core.dead_error or EngineDeadError()
+
+    @property
+    def failure(self) -> Exception:
+        """Why it is errored: what ended the load, or else the engine. A fresh exception."""
+        load = self._ready_task
+        error = load.exception() if load is not None and load.done() and not load.cancelled() else None
+        return copy.copy(error) if isinstance(error, EngineStartupError) else self.dead_error
+
+    async def ready(self) -> EngineCoreReadyResponse:
+        """Wait until the engine takes requests; cancelling this ends the wait, not the load."""
+        if self._ready_task is None:
+            # an empty context: what the load prints or logs belongs to no notebook cell
+            self._ready_task = asyncio.get_running_loop().create_task(
+                self._load(), name="llmkernel-load", context=contextvars.Context()
+            )
+            self._ready_task.add_done_callback(_look_at_exception)
+        return await asyncio.shield(self._ready_task)
+
+    async def add_request(
+        self,
+        request_id: str,
+        prompt: PromptType | ChatPrompt,
+        params: SamplingParams | PoolingParams,
+        arrival_time: float | None,
+        lora_request: LoRARequest | None,
+        tokenization_kwargs: Mapping[str, Any] | None,
+        trace_headers: Mapping[str, str] | None,
+        priority: int,
+        data_parallel_rank: int | None,
+    ) -> RequestOutputCollector:
+        """See AsyncLLM.add_request."""
+        if self.errored:
+            raise self.dead_error
+        check_params(params)
+        collector = RequestOutputCollector(params.output_kind, request_id)
+        admission = self._admissions.enter(request_id)
+        try:
+            if self.facts is None:
+                await admission.run(self.ready())
+            assert self.input_processor is not None
+            arrival_time = time.time() if arrival_time is None else arrival_time
+            if self.input_processor.is_long(prompt):
+                work = asyncio.to_thread(self.input_processor.tokenize, prompt, tokenization_kwargs)
+                tokenized = await admission.run(work)
+            else:
+                tokenized = self.input_processor.tokenize(prompt, tokenization_kwargs)
+        except AdmissionAborted:
+            collector.put(_aborted_output(request_id, prompt))
+            return collector
+        finally:
+            self._admissions.leave(request_id, admission)
+        request = self.input_processor.process_inputs(
+            request_id, tokenized, params, arrival_time, lora_request, trace_headers, priority, data_parallel_rank
+        )
+        await self._submit(request, tokenized.text, collector)
+        return collector
+
+    async def abort(self, request_ids: list[str], *, internal: bool) -> None:
+        """See AsyncLLM.abort."""
+        self._admissions.abort(request_ids)
+        ids = self.output_processor.abort_requests(request_ids, internal=internal)
+        await self.engine_core.abort_requests_async(ids)
+
+    def abort_soon(self, request_ids: list[str], *, internal: bool = False) -> None:
+        """As `abort`, from code on the loop that cannot await."""
+        self._admissions.abort(request_ids)
+        ids = self.output_processor.abort_requests(request_ids, internal=internal)
+        if ids and not self.engine_core.engine_dead:
+            self.engine_core.abort_requests_soon(ids)  # type: ignore[attr-defined]  # of AsyncMPClient
+
+    def stop_requests(self, request_ids: list[str]) -> None:
+        """As `abort`, from any thread: the engine hears of it at once, the streams when the loop turns."""
+        engine = self.engine_core.running_engine  # type: ignore[attr-defined]  # of AsyncMPClient
+        ids = self.output_processor.internal_ids(request_ids)
+        if ids and engine is not None and not self.engine_core.engine_dead:
+            with ControlClient(engine.control_address) as control:
+                control.abort_soon(ids)
+        if self.loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has closed, and the streams with it
+                self.loop.call_soon_threadsafe(self.abort_soon, request_ids)
+
+    def close(self, timeout: float = 5.0) -> int:
+        """End the engine, or leave it where it is another's; idempotent, from any thread. Bytes of memory it held."""
+        return self.engine_core.shutdown(timeout)
+
+    async def _load(self) -> EngineCoreReadyResponse:
+        facts: EngineCoreReadyResponse = await self.engine_core.ready()
+        if self.tokenizer is None and (facts.tokenizer.json is not None or facts.tokenizer.path is not None):
+            try:
+                self.tokenizer = await asyncio.to_thread(Tokenizer.from_facts, facts.tokenizer)
+            except Exception as error:
+                # the library raises a bare Exception for a file that it cannot read
+                raise EngineStartupError(
+                    f"The tokenizer of {facts.model.name} cannot be read: {error}; load the model with tokenizer=..."
+                ) from error
+        self.output_processor.tokenizer = self.tokenizer
+        self.input_processor = InputProcessor(self._args, facts, self.tokenizer)
+        self._run_output_handler()
+        self.facts = facts
+        return facts
+
+    async def _submit(self, request: EngineCoreRequest, prompt: str | None, queue: RequestOutputCollector) -> None:
+        params = request.sampling_params
+        assert params is not None
+        queue.request_id = request.request_id
+        queue.sampling_params = params
+        try:
+            if params.n == 1:
+                self.output_processor.add_request(request, prompt, None, 0, queue)
+                await self.engine_core.add_request_async(request)
+            else:
+                await self._fan_out(ParentRequest(request), prompt, queue)
+        except BaseException:
+            self.abort_soon([request.request_id], internal=True)
+            raise
+
+    async def _fan_out(self, parent: ParentRequest, prompt: str | None, queue: RequestOutputCollector) -> None:
+        """Register all children before the first is sent, so that an abort reaches all of them."""
+        for index, child in enumerate(parent.children):
+            self.output_processor.add_request(child, prompt, parent, index, queue)
+        for child in parent.children:
+            if child.request_id in self.output_processor.request_states:
+                await self.engine_core.add_request_async(child)
+
+    def _run_output_handler(self) -> None:
+        """Start the task that takes what the engine sends to the queues of the requests."""
+        stat_logger = StatLogger() if self._log_stats else None
+        coroutine = handle_outputs(self.engine_core, self.output_processor, stat_logger)
+        task = asyncio.get_running_loop().create_task(
+            coroutine, name="llmkernel-output-handler", context=contextvars.Context()
+        )
+        self.output_handler = task
+        weakref.finalize(self, _cancel_soon, task).atexit = False
+
+
+def _aborted_output(request_id: str, prompt: PromptType | ChatPrompt) -> RequestOutput:
+    text = prompt if isinstance(prompt, str) else None
+    completion = CompletionOutput(0, "", [], finish_reason="abort")
+    return RequestOutput(request_id, text, None, outputs=[completion], finished=True)
+
+
+def _look_at_exception(task: "asyncio.Task[Any]") -> None:
+    """Keeps asyncio from reporting a failed load that nobody waits for any more."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _cancel_soon(task: "asyncio.Task[None]") -> None:
+    loop = task.get_loop()
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(task.cancel)
