@@ -64,7 +64,7 @@ class Kernel:
 
     def __init__(self, folder: Path) -> None:
         self._manager = KernelManager(kernel_name="python3")
-        self._manager.start_kernel(cwd=str(folder), env=_environment())
+        self._manager.start_kernel(cwd=str(folder), env=_environment(folder))
         self.client = self._manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
@@ -162,6 +162,7 @@ def running_kernel(folder: Path, *cells: str) -> Iterator[Kernel]:
         kernel.stop()
 
 
-def _environment() -> dict[str, str]:
+def _environment(folder: Path) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    return environment | {"PYDEVD_DISABLE_FILE_VALIDATION": "1", "OMP_NUM_THREADS": "1"}
+    own = {"IPYTHONDIR": str(folder / "ipython"), "PYDEVD_DISABLE_FILE_VALIDATION": "1", "OMP_NUM_THREADS": "1"}
+    return environment | own
