@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install demo lab test check rows bench soak clean
+.PHONY: help install demo lab test test-browser check rows bench soak clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -25,7 +25,11 @@ lab: install  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir notebooks quickstart.ipynb
 
 test: install  ## every test but the long sweeps
-	$(PYTEST) -m "not soak"
+	$(PYTEST) -m "not soak and not browser"
+
+test-browser: install  ## the views in a real JupyterLab and Notebook 7; needs Chromium (apt-get install chromium)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
+	$(PYTEST) tests/browser -m "not soak"
 
 check: install  ## format, lint, types, direction of imports
 	$(BIN)/ruff format --check .
