@@ -31,6 +31,8 @@ def make_client(
             "asyncio without an engine process is not supported; set multiprocess_mode=True.",
             parameter="multiprocess_mode",
         )
+    if engine is not None and not multiprocess_mode:
+        raise UnsupportedFeatureError("engine= needs multiprocess_mode=True.", parameter="multiprocess_mode")
     if asyncio_mode:
         return make_async_mp_client(args, executor_class, log_stats, engine=engine)
     if multiprocess_mode:

@@ -16,6 +16,7 @@ from llmkernel.llm.llm_engine import LLMEngine
 from llmkernel.llm.outputs import RequestOutput
 from llmkernel.llm.prompts import ChatPrompt, PromptType
 from llmkernel.llm.request_batch import RequestBatch
+from llmkernel.llm.shared_engine import resolve_engine
 from llmkernel.llm.tokenizer import Tokenizer
 from llmkernel.protocol.requests import LoRARequest
 from llmkernel.protocol.sampling_params import RequestOutputKind, SamplingParams
@@ -25,6 +26,9 @@ __all__ = ["LLM"]
 
 class LLM:
     """A model in an engine process of its own. `LLM(model, **engine_args)`; see EngineArgs for the options.
+
+    `LLM(engine=...)` shares an engine that runs: that of an AsyncLLM, an LLM or an LLMEngine, or the pid of one. Its
+    model comes with it; it goes on when this LLM is shut down, and ends with its owner.
 
     Loading blocks, and says in one line what memory the model takes (quiet=True: not). Works in scripts without a
     __main__ guard, in notebook cells, and from several threads. Every call owns its requests: it returns the answers
@@ -40,15 +44,12 @@ class LLM:
         quiet: bool = False,
         **engine_args: Any,
     ) -> None:
-        if engine is not None:
-            raise UnsupportedFeatureError(
-                "engine= (sharing a running engine) is not built yet; leave it out, and LLM starts one of its own.",
-                parameter="engine",
-            )
-        args = EngineArgs.from_options(model, **engine_args)
-        self.llm_engine = LLMEngine(args, executor_class=executor_class)
+        if engine is None:
+            self.llm_engine = LLMEngine(EngineArgs.from_options(model, **engine_args), executor_class=executor_class)
+        else:
+            self.llm_engine = _attached(engine, model, executor_class, engine_args)
         self._step_lock = threading.Lock()
-        if not quiet and sys.stderr is not None:
+        if not quiet and engine is None and sys.stderr is not None:
             sys.stderr.write(self._describe_memory() + "\n")
 
     def generate(
@@ -268,3 +269,15 @@ def _final_only(params: SamplingParams) -> SamplingParams:
 
 def _refuse(name: str) -> NoReturn:
     raise UnsupportedFeatureError(f"{name} is not built yet; use generate, chat or stream.", parameter=name)
+
+
+def _attached(engine: object, model: str, executor_class: str | None, engine_args: Mapping[str, Any]) -> LLMEngine:
+    running, args = resolve_engine(engine)
+    asked = list(engine_args) + ["model"] * (model not in (DEFAULT_MODEL, args.model))
+    asked += ["executor_class"] * (executor_class is not None)
+    if asked:
+        raise InvalidRequestError(
+            f"engine= shares {args.model} as it was loaded; leave out {', '.join(asked)}, or load without engine=.",
+            parameter=asked[0],
+        )
+    return LLMEngine(args, engine=running)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from llmkernel.client.attachment import RunningEngine
 from llmkernel.client.core_client import EngineCoreClient, make_client
 from llmkernel.config import EngineArgs
 from llmkernel.errors import EngineDeadError
@@ -30,7 +31,7 @@ class LLMEngine:
 
     The constructor returns when the model is loaded. Needs no event loop, and works where one is running. Not for
     several threads at once (LLM is). multiprocess_mode False: the engine lives in this process, for tests and
-    lessons.
+    lessons. engine: one that runs already, to share in place of starting one; `args` are those it was started with.
     """
 
     def __init__(
@@ -41,10 +42,13 @@ class LLMEngine:
         log_stats: bool = True,
         multiprocess_mode: bool = True,
         on_progress: Callable[[Progress], None] | None = None,
+        engine: RunningEngine | None = None,
     ) -> None:
         self.args = args
         self.log_stats = log_stats and args.log_stats
-        self.engine_core: EngineCoreClient = make_client(multiprocess_mode, False, args, executor_class, self.log_stats)
+        self.engine_core: EngineCoreClient = make_client(
+            multiprocess_mode, False, args, executor_class, self.log_stats, engine
+        )
         try:
             if on_progress is not None and hasattr(self.engine_core, "add_progress_callback"):
                 self.engine_core.add_progress_callback(on_progress)
@@ -171,11 +175,16 @@ class LLMEngine:
         return self.engine_core.engine_dead
 
     @property
+    def running_engine(self) -> RunningEngine | None:
+        """For others to attach to; None where the engine lives in this process."""
+        return getattr(self.engine_core, "running_engine", None)
+
+    @property
     def dead_error(self) -> EngineDeadError:
         return self.engine_core.dead_error or EngineDeadError()
 
     def shutdown(self, timeout: float = 5.0) -> int:
-        """End the engine; idempotent. Returns the bytes of memory that its process held."""
+        """End the engine, or leave it where it is shared; idempotent. Returns the bytes of memory that came back."""
         return self.engine_core.shutdown(timeout)
 
     def __enter__(self) -> "LLMEngine":

@@ -134,8 +134,6 @@ def test_what_is_not_built_is_refused_by_name(llm: LLM) -> None:
             getattr(llm, name)("a", BeamSearchParams(2, 4))
     with pytest.raises(UnsupportedFeatureError, match="use_tqdm"):
         llm.generate("a", use_tqdm=True)
-    with pytest.raises(UnsupportedFeatureError, match="engine="):
-        LLM(engine=llm)
     with pytest.raises(InvalidRequestError, match="did you mean 'dtype'"):
         LLM("fake:", dtyp="float32")
 
