@@ -65,10 +65,14 @@ class AsyncMPClient(MPClient):
 
     async def get_output_async(self) -> EngineCoreOutputs:
         """The next outputs of the engine; raises what ended it."""
-        await self._ensure_ready()
-        if self.resources.engine_dead and self.outputs_queue.empty():
+        if self.startup.done:
+            self._check_loop()
+            self._ensure_output_queue_task()
+        else:
+            await self.ready()
+        if self._state.concluded and self.outputs_queue.empty():
             raise self.resources.dead_error()
-        item = await self.outputs_queue.get()
+        item = await self.outputs_queue.get()  # what came before the engine's end comes before the error
         if isinstance(item, Exception):
             raise self._format_exception(item) from None
         return item
@@ -88,12 +92,21 @@ class AsyncMPClient(MPClient):
                 await self._deliver(EngineCoreRequestType.ABORT, list(request_ids))
 
     def abort_requests_soon(self, request_ids: Iterable[str]) -> None:
-        """As `abort_requests_async` from sync code on the loop, as a finaliser or an interrupt: no wait, no error."""
-        ids = list(request_ids)
-        if ids and self.startup.done and not self.resources.engine_dead:
+        """As `abort_requests_async` from sync code in the loop's thread (a finaliser, an interrupt): no wait, no error.
+
+        The loop may be standing still (terminal IPython, between cells).
+        """
+        ids, resources = list(request_ids), self.resources
+        if not ids or not self.startup.done or resources.engine_dead or resources.process_exited:
+            return
+        if resources.loop is not None and resources.loop.is_running():
             self._check_loop()
             sent = self._send_input(EngineCoreRequestType.ABORT, ids)
             sent.add_done_callback(lambda future: future.cancelled() or future.exception())
+        else:
+            message = (self.core_engine, *self._encode(EngineCoreRequestType.ABORT, ids))
+            with contextlib.suppress(zmq.ZMQError):  # nobody else sends now, and this socket never waits
+                zmq.Socket.shadow(self.input_socket.underlying).send_multipart(message, zmq.DONTWAIT)
 
     def leave(self, request_ids: Iterable[str]) -> None:
         """The loop is about to end: requests are aborted; an engine that we share is left, one that we own goes on."""

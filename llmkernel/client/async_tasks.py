@@ -43,7 +43,11 @@ class MergingQueue(asyncio.Queue[EngineCoreOutputs | Exception]):
 
 
 class AsyncState:
-    """What the tasks of one client work on. `ended` is done when the process has ended or the client is closed."""
+    """What the tasks of one client work on.
+
+    ended: done when the process has ended or the client is closed. concluded: everybody who waited has been failed, and
+    the outputs queue holds what came before that, then the error.
+    """
 
     def __init__(
         self,
@@ -58,6 +62,7 @@ class AsyncState:
         self.utility_results = utility_results
         self.outputs_queue = MergingQueue()
         self.ended: asyncio.Future[None] | None = None
+        self.concluded = False
         resources.on_exit = self._on_exit
         resources.on_release = self._on_release
 
@@ -71,7 +76,6 @@ class AsyncState:
 
     async def conclude_when_exited(self) -> None:
         """The engine is dead: fail everybody who waits, with its exit code if that comes soon."""
-        self.resources.engine_dead = True
         if self.ended is not None and self.resources.process is not None:
             await asyncio.wait([self.ended], timeout=EXIT_WAIT)
         self.conclude()
@@ -79,8 +83,10 @@ class AsyncState:
     def conclude(self) -> None:
         """The engine is dead: fail everybody who waits, now."""
         self.resources.record_death()
-        self.utility_results.fail_all(self.resources.dead_error)
-        self.outputs_queue.put_nowait(self.resources.dead_error())
+        if not self.concluded:
+            self.concluded = True
+            self.utility_results.fail_all(self.resources.dead_error)
+            self.outputs_queue.put_nowait(self.resources.dead_error())
 
     def _on_exit(self) -> None:
         """Monitor thread: the process ended by itself."""
@@ -94,7 +100,9 @@ class AsyncState:
     def _process_ended(self) -> None:
         self._end()
         reader = self.resources.tasks.get("outputs")
-        if reader is not None and not self.resources.engine_dead:
+        if reader is None or reader.done():
+            self.conclude()
+        elif not self.resources.engine_dead:
             reader.cancel()  # it takes what is left to read, then fails the waiters
 
     def _on_release(self) -> None:
@@ -105,8 +113,7 @@ class AsyncState:
         if loop is None or loop.is_closed():
             return
         self._end()
-        self.utility_results.fail_all(self.resources.dead_error)
-        self.outputs_queue.put_nowait(self.resources.dead_error())
+        self.conclude()
 
     def _end(self) -> None:
         if self.ended is not None and not self.ended.done():
@@ -164,6 +171,8 @@ async def _attach(state: AsyncState, attachment: Attachment) -> None:
 async def _receive(state: AsyncState, socket: Any) -> Sequence[Any]:
     """The next message of `socket`; _Ended when the process is gone and left nothing there, or the client is closed."""
     assert state.ended is not None
+    if state.resources.closing:  # by a progress callback
+        raise _Ended
     receiving = asyncio.ensure_future(socket.recv_multipart())
     try:
         await asyncio.wait([receiving, state.ended], return_when=asyncio.FIRST_COMPLETED)

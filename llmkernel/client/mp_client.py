@@ -149,9 +149,7 @@ class MPClient(EngineCoreClient):
     def ensure_alive(self) -> None:
         """EngineDeadError if the engine is dead, or the client belongs to another process."""
         self.check_owner()
-        if self.resources.process_exited and not self.resources.engine_dead:
-            self.resources.record_death()
-        if self.resources.engine_dead:
+        if self.resources.engine_dead or self.resources.process_exited:
             raise self.resources.dead_error()
 
     def startup_error(self) -> EngineStartupError:

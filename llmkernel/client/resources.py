@@ -6,6 +6,7 @@ when the interpreter ends; and it does nothing in a forked child.
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -83,23 +84,16 @@ class BackgroundResources:
         self._death = EngineDeath(fault=fault)
 
     def record_death(self) -> None:
-        """Nothing will come from the engine any more; what is known of its end is kept for every waiter."""
+        """Nothing will come from the engine any more."""
         self.engine_dead = True
-        if self.process is not None and not self._death.by_owner:
-            self._death = EngineDeath(
-                exitcode=self.process.exitcode,
-                fault=self._death.fault,
-                log_tail=self.process.log_tail(),
-                shared_owner=self._shared_owner,
-            )
 
     def dead_error(self) -> EngineDeadError:
-        """A fresh exception that says how the engine ended."""
-        return self._death.error()
-
-    @property
-    def _shared_owner(self) -> int | None:
-        return self.attachment.engine.owner_pid if self.attachment is not None else None
+        """A fresh exception that says how the engine ended, as far as that is known by now."""
+        owner = self.attachment.engine.owner_pid if self.attachment is not None else None
+        death, process = dataclasses.replace(self._death, shared_owner=owner), self.process
+        if process is not None and not death.by_owner:
+            death = dataclasses.replace(death, exitcode=process.exitcode, log_tail=process.log_tail())
+        return death.error()
 
     def watch_process(self, process: WatchedProcess) -> None:
         self.process = process
@@ -118,19 +112,26 @@ class BackgroundResources:
         with self._close_lock:
             if self.closing:
                 return self.bytes_given_back
-            if not self.engine_dead:
-                self._death = EngineDeath(by_owner=True, shared_owner=self._shared_owner)
+            if not (self.engine_dead or self.process_exited):
+                self._death = EngineDeath(by_owner=True)
             self.closing = self.engine_dead = True
-            self._run_where_sockets_live(self.on_release)
-            if self.attachment is not None and not self.process_exited:
-                self.attachment.detach()
-            if self.process is not None:
-                self.bytes_given_back = self.process.shutdown(timeout)
-            if not self._run_where_sockets_live(self._close_sockets):
-                self._sockets_closed.wait(_LOOP_WAIT)
-            if self.run_directory is not None:
-                self.run_directory.close()
+            with contextlib.ExitStack() as steps:  # from the last one upwards; an interrupt skips none of the others
+                if self.run_directory is not None:
+                    steps.callback(self.run_directory.close)
+                steps.callback(self._close_sockets_where_they_live)
+                steps.callback(self._leave_engine, timeout)
+                steps.callback(self._run_where_sockets_live, self.on_release)
             return self.bytes_given_back
+
+    def _leave_engine(self, timeout: float) -> None:
+        if self.attachment is not None and not self.process_exited:
+            self.attachment.detach()
+        if self.process is not None:
+            self.bytes_given_back = self.process.shutdown(timeout)
+
+    def _close_sockets_where_they_live(self) -> None:
+        if not self._run_where_sockets_live(self._close_sockets):
+            self._sockets_closed.wait(_LOOP_WAIT)
 
     def _run_where_sockets_live(self, function: Callable[[], None]) -> bool:
         """On the client's loop if that turns in another thread, else here and now; says whether it was now."""

@@ -1,5 +1,6 @@
 """SyncMPClient: the same wire with blocking calls. A daemon thread reads the output socket."""
 
+import contextlib
 import queue
 import socket
 import threading
@@ -67,8 +68,9 @@ class SyncMPClient(MPClient):
 
     def get_output(self, timeout: float | None = None) -> EngineCoreOutputs:
         """The next outputs of the engine; raises what ended it. queue.Empty after `timeout` seconds."""
-        self._ensure_ready()
-        if self.resources.engine_dead and self.outputs_queue.empty():
+        if not self.startup.done:
+            self.ready()
+        if self._state.concluded and self.outputs_queue.empty():
             raise self.resources.dead_error()
         item = self.outputs_queue.get(timeout=timeout)
         if isinstance(item, Exception):
@@ -99,7 +101,7 @@ class SyncMPClient(MPClient):
         call_id = self.utility_results.open(method, future)
         try:
             self._send_input(EngineCoreRequestType.UTILITY, (self.client_index, call_id, method, args))
-            if self.resources.engine_dead:  # it died after we looked and before we were registered
+            if self._state.concluded:  # it died after we looked and before we were registered
                 raise self.resources.dead_error()
             return future.result(timeout)
         finally:
@@ -135,7 +137,11 @@ class _MergingQueue(queue.Queue[EngineCoreOutputs | Exception]):
 
 
 class _SyncState:
-    """What the output thread works on; holds no reference to the client. A byte on `_wake` interrupts the pollers."""
+    """What the output thread works on; holds no reference to the client.
+
+    A byte in the socket pair interrupts whoever polls. It is never read: it means that the process has ended or the
+    client is being closed. concluded: as in AsyncState. _pump: held while the start-up uses the sockets.
+    """
 
     def __init__(
         self,
@@ -151,13 +157,18 @@ class _SyncState:
         self.outputs_queue = _MergingQueue()
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._thread: threading.Thread | None = None
+        self._pump = threading.RLock()
+        self.concluded = False
         resources.on_exit = self._on_exit
         resources.on_release = self._on_release
         resources.on_close = self._on_close
 
     def run_startup(self) -> None:
         """Pump the handshake or attach, take the registration, start the output thread. `startup` holds the outcome."""
-        startup, resources = self.startup, self.resources
+        with self._pump:
+            self._run_startup(self.startup, self.resources)
+
+    def _run_startup(self, startup: Startup, resources: BackgroundResources) -> None:
         try:
             if resources.attachment is not None:
                 self._attach(resources.attachment)
@@ -177,6 +188,8 @@ class _SyncState:
                 startup.fail()
             return
         resources.close_handshake()
+        if resources.closing:
+            return
         self._thread = threading.Thread(target=self._read_outputs, name="llmkernel-outputs", daemon=True)
         self._thread.start()
 
@@ -191,21 +204,22 @@ class _SyncState:
 
     def conclude_when_exited(self) -> None:
         """The engine is dead: fail everybody who waits, with its exit code if that comes soon."""
-        self.resources.engine_dead = True
         if self.resources.process is not None:
             self.resources.process.wait(EXIT_WAIT)
         self.conclude()
 
     def conclude(self) -> None:
+        """The engine is dead: fail everybody who waits, now."""
         self.resources.record_death()
-        self._fail_waiters()
-
-    def _fail_waiters(self) -> None:
-        self.utility_results.fail_all(self.resources.dead_error)
-        self.outputs_queue.put(self.resources.dead_error())
+        if not self.concluded:
+            self.concluded = True
+            self.utility_results.fail_all(self.resources.dead_error)
+            self.outputs_queue.put(self.resources.dead_error())
 
     def _receive(self, source: Any) -> Sequence[Any]:
         """The next message of `source`; _Ended when the process is gone and has left nothing there, or on shutdown."""
+        if self.resources.closing:  # by a progress callback
+            raise _Ended
         poller = zmq.Poller()
         poller.register(source, zmq.POLLIN)
         poller.register(self._wake_reader, zmq.POLLIN)
@@ -245,18 +259,20 @@ class _SyncState:
     def _on_release(self) -> None:
         if not self.startup.over:
             self.startup.fail(by_owner=True)
-        self._fail_waiters()
+        self.conclude()
         self._wake()
 
     def _on_close(self) -> None:
-        self._wake()
+        with self._pump:  # whoever waits for the start-up has left the sockets
+            pass
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         self._wake_reader.close()
         self._wake_writer.close()
 
     def _wake(self) -> None:
-        self._wake_writer.send(b"\0")
+        with contextlib.suppress(OSError):  # closed this very moment
+            self._wake_writer.send(b"\0")
 
 
 class _Ended(Exception):

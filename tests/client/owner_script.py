@@ -14,7 +14,7 @@ FAKE_EXECUTOR = "llmkernel.engine.fake_executor:FakeExecutor"
 
 
 def say(*words: object) -> None:
-    print(*words, flush=True)
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())  # in one piece, whoever else writes
 
 
 def start(model: str) -> SyncMPClient:
@@ -39,8 +39,8 @@ def main() -> None:
         clients[0].ready()
         wait_for_the_end()
         return
-    if mode == "async":
-        asyncio.run(async_main(model))
+    if mode in ("async", "async_exit"):
+        asyncio.run(async_main(model, wait=mode == "async"))
         return
     client = start(model)
     if mode == "loading":
@@ -66,11 +66,14 @@ def main() -> None:
     wait_for_the_end()
 
 
-async def async_main(model: str) -> None:
+async def async_main(model: str, *, wait: bool) -> None:
     client = AsyncMPClient(EngineArgs(model=model), FAKE_EXECUTOR)
     assert client.process is not None
     say("engine", client.process.pid)
     await client.ready()
+    if not wait:  # the client is still there when the loop ends, and when the interpreter does
+        globals()["kept"] = client
+        return
     say("waiting")
     await asyncio.to_thread(sys.stdin.read)
 

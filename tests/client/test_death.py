@@ -8,12 +8,16 @@ import threading
 import time
 
 import pytest
+import zmq
 
 from llmkernel.client.async_mp_client import AsyncMPClient
+from llmkernel.client.mp_client import MPClient
 from llmkernel.config import EngineArgs
 from llmkernel.engine.fake_executor import CRASH_EXIT_CODE, fake_answer
 from llmkernel.errors import EngineDeadError
-from llmkernel.protocol.outputs import EngineCoreOutputs
+from llmkernel.protocol.outputs import EngineCoreOutput, EngineCoreOutputs
+from llmkernel.protocol.serial import MsgpackEncoder
+from llmkernel.protocol.transport import make_zmq_socket
 from tests.client.fake_engine import (
     begin,
     begin_sync,
@@ -66,22 +70,52 @@ async def test_sigkill_fails_streams_utilities_and_later_calls_within_a_second(c
     assert client.engine_dead and client.dead_error is not None and client.dead_error.exitcode == -9
 
 
-async def test_tokens_that_were_on_their_way_arrive_before_the_error() -> None:
-    """The engine generates and crashes while the loop is blocked; then the loop reads all that was said."""
-    client = make_async_client("fake:crash_token=98,num_blocks=64")
+def push_tokens(client: MPClient, request_id: str, count: int) -> None:
+    """`count` messages of one token each, in the client's output socket when this returns; the loop does not turn."""
+    assert client.resources.run_directory is not None
+    with (
+        zmq.Context() as ctx,
+        make_zmq_socket(
+            ctx, client.resources.run_directory.address("out0"), zmq.PUSH, bind=False, linger=10_000
+        ) as push,
+    ):
+        for token in range(count):
+            outputs = EngineCoreOutputs(outputs=[EngineCoreOutput(request_id, [token])])
+            push.send_multipart(MsgpackEncoder().encode(outputs))
+
+
+async def test_tokens_that_were_on_their_way_arrive_before_the_error(client: AsyncMPClient) -> None:
+    """They come, and the engine dies, while the loop is blocked; then the loop reads on."""
+    push_tokens(client, "a", 500)
+    os.kill(client.process.pid, signal.SIGKILL)
+    assert client.process.wait(5)  # blocks this loop
+    outputs, error = await asyncio.wait_for(read_until_death(client), FAST)
+    assert error.exitcode == -signal.SIGKILL
+    assert [token for message in outputs for o in message.outputs for token in o.new_token_ids] == list(range(500))
+    with pytest.raises(EngineDeadError, match="SIGKILL"):
+        await client.get_output_async()
+
+
+async def test_a_crash_is_told_with_its_exit_code(client: AsyncMPClient) -> None:
+    await client.add_request_async(make_request("crash", [98]))
+    _, error = await asyncio.wait_for(read_until_death(client), 5)
+    assert error.exitcode == CRASH_EXIT_CODE
+    assert f"exit code {CRASH_EXIT_CODE}" in str(error)
+
+
+def test_a_sync_client_too_reads_what_was_said_before_the_error() -> None:
+    client = make_sync_client()
     try:
-        await client.ready()
-        await client.add_request_async(make_request("a", max_tokens=200))
-        await client.add_request_async(make_request("then", [97], max_tokens=200))
-        await client.add_request_async(make_request("crash", [98]))
-        assert client.process.wait(5)  # blocks this loop
-        outputs, error = await asyncio.wait_for(read_until_death(client), FAST)
-        assert error.exitcode == CRASH_EXIT_CODE
-        assert f"exit code {CRASH_EXIT_CODE}" in str(error)
-        for request_id, prompt in (("a", [1, 2, 3]), ("then", [97])):
-            all_outputs = [output for message in outputs for output in message.outputs]
-            said = tokens([output for output in all_outputs if output.request_id == request_id])
-            assert said == fake_answer(prompt, 200)[: len(said)]
+        client.ready()
+        push_tokens(client, "a", 500)
+        os.kill(client.process.pid, signal.SIGKILL)
+        assert client.process.wait(5)
+        said: list[int] = []
+        for _ in range(2):
+            with pytest.raises(EngineDeadError, match="SIGKILL"):
+                while True:
+                    said += [token for output in client.get_output().outputs for token in output.new_token_ids]
+        assert said == list(range(500))
     finally:
         client.shutdown()
 

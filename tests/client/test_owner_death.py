@@ -118,7 +118,7 @@ def test_an_engine_whose_python_cannot_run_is_ended_by_the_system(owners: list[O
     wait_gone(owner.engine, GONE)
 
 
-@pytest.mark.parametrize(("mode", "code"), [("exit", 0), ("os_exit", 3), ("raise", 1)])
+@pytest.mark.parametrize(("mode", "code"), [("exit", 0), ("async_exit", 0), ("os_exit", 3), ("raise", 1)])
 def test_however_the_owner_leaves(owners: list[Owner], base: Path, mode: str, code: int) -> None:
     started = time.monotonic()
     owners.append(owner := Owner(mode))

@@ -135,6 +135,22 @@ def test_shutdown_from_another_thread_ends_a_blocking_wait_for_a_load(base: Path
     assert run_directories(base) == []
 
 
+async def test_a_progress_callback_may_end_the_load(base: Path) -> None:
+    client = make_async_client("fake:load_ms=60000")
+    client.add_progress_callback(lambda progress: client.shutdown() if progress.stage == "weights" else None)
+    with pytest.raises(EngineStartupError, match="shut down while it was loading"):
+        await asyncio.wait_for(client.ready(), 10)
+    assert run_directories(base) == []
+
+
+def test_a_progress_callback_may_end_a_blocking_load(base: Path) -> None:
+    client = make_sync_client("fake:load_ms=60000")
+    client.add_progress_callback(lambda progress: client.shutdown() if progress.stage == "weights" else None)
+    with pytest.raises(EngineStartupError, match="shut down while it was loading"):
+        client.ready()
+    assert run_directories(base) == []
+
+
 def test_a_sync_client_raises_the_same(base: Path) -> None:
     client = make_sync_client("fake:fail_load=1")
     with pytest.raises(EngineStartupError, match="fail_load") as caught:
