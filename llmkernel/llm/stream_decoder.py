@@ -17,6 +17,9 @@ _MAX_PENDING = 24
 _MAX_BYTE_RUN = 48
 """Byte tokens that may wait for the end of their run."""
 
+_CONTINUATION = range(0x80, 0xC0)
+"""Bytes that stand inside a character of UTF-8."""
+
 
 class StreamDecoder:
     """Decodes the output of one request as it comes.
@@ -75,24 +78,41 @@ class StreamDecoder:
     def _prime(self, prompt_ids: Sequence[int]) -> None:
         """Put the end of the prompt before the output."""
         tail: list[int] = []
-        run_length = 0
+        run: list[int] = []
         for token_id in reversed(prompt_ids):
             if token_id in self._skipped_ids:
                 continue
-            if run_length == len(tail) < _MAX_BYTE_RUN and token_id in self._byte_ids:
-                run_length += 1
-            elif len(tail) - run_length == _CONTEXT:
+            if not tail and token_id in self._byte_ids:
+                run.append(token_id)
+            elif len(tail) == _CONTEXT:
                 break
-            tail.append(token_id)
-        tail.reverse()
-        split = len(tail) - run_length
-        self._restart(tail[:split])
-        if run_length:
-            self._run = tail[split:]
-            self._pending.extend(self._run)
-            known = len(self._run_bytes().decode("utf-8", "ignore")) if self._whole_run_length() else 0
-            self._skip += known
-            self._junk = run_length - known
+            else:
+                tail.append(token_id)
+        self._restart(tail[::-1])
+        if run:
+            self._prime_run(run[::-1])
+
+    def _prime_run(self, run: list[int]) -> None:
+        """The prompt ends in byte tokens, which the output's first ones may go on with."""
+        self._run = run
+        whole = self._whole_run_length()
+        if len(run) > _MAX_BYTE_RUN:
+            if not whole:
+                self._run, self._spoiled = [], True
+                self._restart(run[-1:], junk=0)
+                return
+            self._restart([])  # of a long run the end will do, from a whole character on
+            start = len(run) - _MAX_BYTE_RUN // 2
+            while self._byte(run[start]) in _CONTINUATION:
+                start += 1
+            self._run = run = run[start:]
+        self._pending.extend(run)
+        # as the decoder tells it: a space at the very start of a text may be stripped
+        before = self._backend.decode(self._context, skip_special_tokens=False)
+        after = self._backend.decode([*self._context, *run[: self._whole_run_length()]], skip_special_tokens=False)
+        known = len(after) - len(before)
+        self._skip += known
+        self._junk = len(run) - known
 
     def _restart(self, tokens: list[int], junk: int = 1) -> None:
         """A new stream after `tokens`, whose text is out but for a half character at the end."""
@@ -160,7 +180,10 @@ class StreamDecoder:
         return len(data)
 
     def _run_bytes(self) -> bytes:
-        return bytes(int(str(self._backend.id_to_token(token_id))[3:5], 16) for token_id in self._run)
+        return bytes(map(self._byte, self._run))
+
+    def _byte(self, token_id: int) -> int:
+        return int(str(self._backend.id_to_token(token_id))[3:5], 16)
 
     def _pending_text(self) -> str:
         """Text of the pending tokens behind their context."""
@@ -169,7 +192,10 @@ class StreamDecoder:
         if whole.startswith(before):
             return whole[len(before) :]
         common = next((at for at, pair in enumerate(zip(before, whole, strict=False)) if pair[0] != pair[1]), 0)
-        return whole[common:]
+        others = (at for at, token in enumerate(reversed(self._context)) if token not in self._byte_ids)
+        run = next(others, len(self._context))
+        spoiled = whole.startswith(REPLACEMENT * run, common)  # by a byte that came after it was delivered
+        return whole[common + run * spoiled :]
 
     def _strip_known(self, text: str) -> str:
         """`text` without what is out already and without the prompt's own U+FFFD."""

@@ -66,15 +66,6 @@ def test_stop_strings_equal_a_search_in_the_whole_text(kind: str, seed: int, inc
     assert tok.decode(detokenizer.token_ids).startswith(expected_text), "ids and text are in step"
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "word_piece"])
-def test_ten_thousand_stop_strings(kind: str) -> None:
-    for seed in range(10_000):
-        test_stop_strings_equal_a_search_in_the_whole_text.hypothesis.inner_test(
-            kind, seed, seed % 2 == 0, seed % 3 == 0
-        )
-
-
 def test_nothing_of_a_stop_string_is_shown_before_it_is_found_and_all_of_it_if_it_is_not() -> None:
     tok = tokenizer("byte_level")
     detokenizer = _detokenizer("byte_level", stop=["\n\nUser:"])

@@ -64,16 +64,6 @@ def test_a_prompt_in_front_neither_leaks_nor_takes(kind: str, seed: int, before:
         assert whole.endswith(text)
 
 
-@pytest.mark.soak
-@every_kind
-def test_ten_thousand_sequences(kind: str) -> None:
-    tok = tokenizer(kind)
-    chance = random.Random(7)
-    for _ in range(10_000):
-        output, skip = _ids(tok, chance, chance.randint(0, 60)), chance.random() < 0.5
-        assert "".join(_pieces(tok, [], output, skip)) == tok.decode(output, skip_special_tokens=skip), output
-
-
 @every_kind
 def test_no_piece_holds_part_of_a_character(kind: str) -> None:
     tok = tokenizer(kind)

@@ -62,6 +62,23 @@ def byte_fallback() -> tokenizers.Tokenizer:
     return backend
 
 
+def trained_byte_fallback() -> tokenizers.Tokenizer:
+    """A trained BPE over "▁" and Latin letters; everything else is spelled in byte tokens."""
+    trained = tokenizers.Tokenizer(models.BPE())
+    trained.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    latin = ["hello world, this is a test of streams: don't stop! it's 3.14 ...", "def f(x): return x ** 2"] * 20
+    trained.train_from_iterator(latin, trainers.BpeTrainer(vocab_size=150, show_progress=False))
+    model = json.loads(trained.to_str())["model"]
+    pieces = ["<unk>", *_SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *model["vocab"]]
+    vocab = {piece: token_id for token_id, piece in enumerate(dict.fromkeys(pieces))}
+    merges = [tuple(merge) for merge in model["merges"]]
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, byte_fallback=True, unk_token="<unk>"))
+    backend.normalizer = trained.normalizer
+    backend.decoder = byte_fallback().decoder
+    backend.add_special_tokens(_SPECIAL)
+    return backend
+
+
 def metaspace_byte_fallback() -> tokenizers.Tokenizer:
     """As Gemma's and Mistral's converted ones: byte fallback, then Metaspace."""
     backend = byte_fallback()
