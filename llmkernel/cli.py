@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmkernel import __version__
+from llmkernel.cli_engines import add_engine_verbs
 from llmkernel.config import DEFAULT_MODEL, EngineArgs, format_bytes
 from llmkernel.errors import InvalidRequestError, LLMKernelError, RequestFailedError
 from llmkernel.notebook.load_line import stage_line
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-LATER = ("ps", "stop", "logs")
-"""Verbs that are not built yet: they speak to engines of other processes."""
-
 SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop")
 WIPE = "\r\x1b[K"
 
@@ -35,13 +33,8 @@ WIPE = "\r\x1b[K"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code."""
     arguments = _parser().parse_args(argv)
-    if arguments.verb in LATER:
-        print(f"llmkernel {arguments.verb} comes later; it is not built yet.", file=sys.stderr)
-        return 2
-    if arguments.verb == "models":
-        return _models()
     try:
-        return asyncio.run(_generate(arguments))
+        return arguments.run(arguments)
     except InvalidRequestError as error:
         return _fail(error, 2)
     except LLMKernelError as error:
@@ -75,9 +68,10 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     generate.add_argument("--max-model-len", type=int, metavar="N", help="tokens of prompt and answer together")
     generate.add_argument("--quiet", action="store_true", help="no progress, no remarks")
-    verbs.add_parser("models", help="list short names and what is cached here")
-    for verb in LATER:
-        verbs.add_parser(verb, help="comes later")
+    generate.set_defaults(run=lambda arguments: asyncio.run(_generate(arguments)))
+    models = verbs.add_parser("models", help="list short names and what is cached here")
+    models.set_defaults(run=lambda _: _models())
+    add_engine_verbs(verbs)
     return parser
 
 

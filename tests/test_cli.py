@@ -38,9 +38,8 @@ def test_the_answer_goes_to_stdout_and_nothing_else_does() -> None:
         (("generate", "hi", "-m", "fake:", "--max-tokens", "0"), 2, "llmkernel: max_tokens = 0 must be"),
         (("generate", "hi", "-m", "fake:fail_load=1"), 1, "llmkernel: The engine did not start:"),
         (("generate", "hi!", "-m", "fake:fail_token=33"), 1, "llmkernel: The request failed in the engine"),
-        (("ps",), 2, "llmkernel ps comes later; it is not built yet."),
-        (("stop",), 2, "llmkernel stop comes later; it is not built yet."),
-        (("logs",), 2, "llmkernel logs comes later; it is not built yet."),
+        (("stop", "1"), 2, "llmkernel: 1 is no engine of yours"),
+        (("logs", "1"), 2, "llmkernel: 1 is no engine of yours"),
     ],
 )
 def test_mistakes_are_one_line_on_stderr(arguments: tuple[str, ...], code: int, message: str) -> None:

@@ -4,10 +4,13 @@ import contextlib
 import errno
 import os
 import select
+import signal
+import time
 
 __all__ = ["ProcessHandle"]
 
 _NO_PIDFD = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EMFILE, errno.ENFILE})
+_POLL_SECONDS = 0.05
 
 
 class ProcessHandle:
@@ -42,6 +45,23 @@ class ProcessHandle:
         if self._descriptor is None:
             return self._started != _start_time(self.pid)
         return bool(select.select([self._descriptor], [], [], 0)[0])
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until it has ended, `timeout` seconds at most; says whether it has."""
+        if self._descriptor is not None:
+            return bool(select.select([self._descriptor], [], [], timeout)[0])
+        deadline = time.monotonic() + timeout
+        while not self.ended and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)  # nothing here tells of a process's end
+        return self.ended
+
+    def signal(self, number: int) -> None:
+        """Send a signal to this very process; nothing happens if it has ended. PermissionError if it is not ours."""
+        with contextlib.suppress(ProcessLookupError):
+            if self._descriptor is not None:
+                signal.pidfd_send_signal(self._descriptor, number)
+            elif not self.ended:
+                os.kill(self.pid, number)
 
     def close(self) -> None:
         """Idempotent."""
