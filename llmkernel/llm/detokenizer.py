@@ -57,7 +57,10 @@ class IncrementalDetokenizer:
                 )
             return cls(None)
         decoder = StreamDecoder(
-            tokenizer, request.prompt_token_ids or (), skip_special_tokens=params.skip_special_tokens
+            tokenizer,
+            request.prompt_token_ids or (),
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
         )
         return cls(
             decoder,

@@ -1,6 +1,6 @@
 """StreamDecoder: token ids to text, piece by piece, so that the pieces join to the decode of the whole."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tokenizers.decoders import DecodeStream
 
@@ -32,9 +32,11 @@ class StreamDecoder:
     """
 
     __slots__ = (
+        "_after_special",
         "_backend",
         "_byte_ids",
         "_context",
+        "_joined",
         "_junk",
         "_pending",
         "_run",
@@ -44,10 +46,23 @@ class StreamDecoder:
         "_stream",
     )
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, skip_special_tokens: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool,
+        spaces_between_special_tokens: bool = True,
+    ) -> None:
+        """spaces_between_special_tokens False: a special token directly behind another is told without the space that
+        some tokenizers put between tokens, so the invariant does not hold for it."""
         self._backend = tokenizer.backend
         self._byte_ids = tokenizer.byte_ids
         self._skipped_ids = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        self._joined: Mapping[int, str] = {}
+        if not (skip_special_tokens or spaces_between_special_tokens):
+            self._joined = {token_id: text for text, token_id in tokenizer.special_texts.items()}
+        self._after_special = False
         self._context: list[int] = []  # tokens whose text is out and stands before that of the pending ones
         self._pending: list[int] = []  # tokens that have not been delivered in full
         self._run: list[int] = []  # the byte tokens at the end of `_pending`, not yet given to the stream
@@ -58,6 +73,14 @@ class StreamDecoder:
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; "" while a character is open, and for a skipped special token."""
+        if not self._joined:
+            return self._push(token_id)
+        joins = self._after_special and not self._pending
+        self._after_special = token_id in self._joined
+        piece = self._push(token_id)
+        return self._joined[token_id] if joins and self._after_special and piece else piece
+
+    def _push(self, token_id: int) -> str:
         if token_id in self._skipped_ids:
             return ""
         if token_id in self._byte_ids:

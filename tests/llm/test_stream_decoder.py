@@ -132,6 +132,22 @@ def test_special_tokens_are_shown_if_asked_for() -> None:
     assert "".join(_pieces(tok, [], ids, skip=False)) == "hello<|end|>"
 
 
+@every_kind
+def test_special_tokens_in_a_row_are_told_without_spaces_if_asked_for(kind: str) -> None:
+    tok = tokenizer(kind)
+    ends = sorted(tok.special_ids)[:3]
+    contents = {token_id: text for text, token_id in tok.special_texts.items()}
+    hello = tok.encode("hello", add_special_tokens=False)
+    decoder = StreamDecoder(tok, hello, skip_special_tokens=False, spaces_between_special_tokens=False)
+    pieces = [*(decoder.push(token_id) for token_id in [*ends, *hello]), decoder.flush()]
+    first = "".join(_pieces(tok, hello, ends[:1], skip=False))
+    rest = tok.decode([*hello, *ends, *hello], skip_special_tokens=False)
+    rest = rest[len(tok.decode([*hello, *ends], skip_special_tokens=False)) :]
+    assert "".join(pieces) == first + contents[ends[1]] + contents[ends[2]] + rest
+    hidden = StreamDecoder(tok, hello, skip_special_tokens=True, spaces_between_special_tokens=False)
+    assert "".join(hidden.push(token_id) for token_id in ends) == ""
+
+
 def _byte_level_letter(byte: int) -> str:
     """The letter that byte-level BPE writes for a byte (GPT-2's table)."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

@@ -337,7 +337,7 @@ def _as_seen(
 @every_kind
 def test_stop_strings_equal_a_search_in_the_whole_text(kind: str) -> None:
     chance = random.Random(3)
-    for _ in range(600):
+    for _ in range(1430):
         _check_stop_strings(kind, chance)
 
 
