@@ -297,6 +297,6 @@ def test_ten_cells_leave_nothing_behind(kernel: Kernel) -> None:
         assert kernel.run(f"%%generate --max-tokens 4 -n {1 + number % 3}\ncell {number}").status == "ok"
     kernel.run("gc.collect()")
     deadline = time.monotonic() + 5
-    while any(now > then for now, then in zip(after := kernel.value(count), before, strict=True)):
-        assert time.monotonic() < deadline, (before, after)  # what earlier cells ended may take a moment to be gone
+    while left := [pair for pair in zip(before, kernel.value(count), strict=True) if pair[1] > pair[0]]:
+        assert time.monotonic() < deadline, left  # what earlier cells ended may take a moment to be gone
     assert kernel.value("llm.get_scheduler_stats().kv_cache_usage") == 0
