@@ -35,7 +35,10 @@ class Tokenizer:
         self.special_texts = {token.content: token_id for token_id, token in added.items() if token.special}
         self.byte_ids = _byte_fallback_ids(backend)
         self._anchor = self._find_anchor()
+        self._byte_letters = _byte_letters() if _has_decoder(backend, "ByteLevel") else {}
+        self._added = frozenset(added)
         self._token_texts: dict[int, str] = {}
+        self._token_bytes: dict[int, bytes] = {}
 
     @classmethod
     def from_facts(cls, facts: TokenizerFacts) -> "Tokenizer":
@@ -76,6 +79,23 @@ class Tokenizer:
             self._token_texts[token_id] = text
         return text
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token as it stands inside a text, in UTF-8: also where it is part of a character."""
+        data = self._token_bytes.get(token_id)
+        if data is None:
+            data = self._token_bytes[token_id] = self._spelled(token_id)
+        return data
+
+    def _spelled(self, token_id: int) -> bytes:
+        piece = self.backend.id_to_token(token_id)
+        if piece is not None and token_id in self.byte_ids:
+            return bytes([int(piece[3:5], 16)])
+        if piece is not None and token_id not in self._added and self._byte_letters:
+            spelled = [self._byte_letters.get(letter) for letter in piece]
+            if None not in spelled:
+                return bytes(spelled)  # type: ignore[arg-type]
+        return self.token_text(token_id).encode()
+
     def text_after(self, context: Sequence[int], token_ids: Sequence[int]) -> str:
         """What `token_ids` add to the text of `context`, special tokens shown."""
         before = self.backend.decode(context, skip_special_tokens=False)
@@ -90,16 +110,27 @@ class Tokenizer:
     def _find_anchor(self) -> list[int]:
         """An ordinary token to stand before another, so that the other does not count as the start of a text."""
         for text in ("a", ".", "the"):
-            ids = self.backend.encode(text, add_special_tokens=False).ids[:1]
+            ids = self.backend.encode(text, add_special_tokens=False).ids[-1:]
             if ids and ids[0] not in self.special_ids and self.backend.decode(ids).strip():
                 return list(ids)
         return []
 
 
-def _byte_fallback_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
+def _has_decoder(backend: tokenizers.Tokenizer, kind: str) -> bool:
     description: dict[str, Any] = json.loads(backend.decoder.__getstate__()) if backend.decoder else {}
-    parts = description.get("decoders", [description])
-    if not any(part.get("type") == "ByteFallback" for part in parts):
+    return any(part.get("type") == kind for part in description.get("decoders", [description]))
+
+
+def _byte_letters() -> dict[str, int]:
+    """The byte that each letter of a byte-level vocabulary stands for: printing ones for themselves, others from 256 on
+    (GPT-2's table)."""
+    printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printing]
+    return {chr(byte): byte for byte in printing} | {chr(256 + at): byte for at, byte in enumerate(others)}
+
+
+def _byte_fallback_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
+    if not _has_decoder(backend, "ByteFallback"):
         return frozenset()
     found = (backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
     return frozenset(token_id for token_id in found if token_id is not None)
