@@ -207,6 +207,9 @@ class OutputProcessor:
         found = self._children.get(request_id) if internal else self._external.get(request_id)
         if found is None and request_id in self.request_states:
             found = [request_id]
+        if found is None and not internal:  # "1_g3": the second of the n answers to "g3"
+            index, _, external = request_id.partition("_")
+            found = [child for child in self._external.get(external, ()) if child.startswith(f"{index}_")] or None
         return list(found if found is not None else self._children.get(request_id, []))
 
     def _forget(self, state: RequestState) -> None:

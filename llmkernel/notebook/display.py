@@ -2,28 +2,34 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.displaypub import CapturingDisplayPublisher
 
 from llmkernel.notebook.cells import is_terminal
 from llmkernel.notebook.final_bundle import final_bundle, live_data
+from llmkernel.notebook.front_end import shows_widgets
 from llmkernel.notebook.live_output import LiveOutput
 from llmkernel.notebook.plain_text import clean_text
-from llmkernel.notebook.settings import DEFAULT_MAX_TOKENS
+from llmkernel.notebook.remarks import print_remarks
 
 if TYPE_CHECKING:
     from llmkernel.notebook.generation import AnswerView, Generation
+    from llmkernel.notebook.live_views import LiveViews
 
 __all__ = ["CapturedView", "GrowingView", "TerminalView", "answer_view"]
 
 _PATIENCE = 0.5
 
 
-def answer_view(shell: Any, generation: "Generation", *, patient: bool = True) -> "AnswerView | None":
+def answer_view(
+    shell: Any, generation: "Generation", *, patient: bool = True, live: "Callable[[], LiveViews] | None" = None
+) -> "AnswerView | None":
     """The view that suits the shell and the options; None for --quiet, and for --background in a terminal.
 
-    patient: say so when the first token takes its time; False where the cell shows a load anyway.
+    patient: say so when the first token takes its time; False where the cell shows a load anyway. live: where live
+    views come from, asked for if the front end shows widgets.
     """
     if generation.options.get("quiet"):
         return None
@@ -31,6 +37,8 @@ def answer_view(shell: Any, generation: "Generation", *, patient: bool = True) -
         return CapturedView(generation)
     if is_terminal(shell):
         return None if generation.options.get("background") else TerminalView(generation)
+    if live is not None and _loop_runs() and shows_widgets(shell):
+        return live().open(shell, generation)
     return GrowingView(shell, generation, patient=patient)
 
 
@@ -57,7 +65,7 @@ class GrowingView:
         self._finished = True
         if self._output.shown or not self._generation.raises or any(self._generation.texts):
             self._output.finish()
-        _print_remarks(self._generation)
+        print_remarks(self._generation)
 
     def _stop_patience(self) -> None:
         if self._patience is not None:
@@ -85,7 +93,7 @@ class CapturedView:
     def finish(self) -> None:
         if not self._generation.raises or any(self._generation.texts):
             self._generation.show()
-        _print_remarks(self._generation)
+        print_remarks(self._generation)
 
 
 class TerminalView:
@@ -109,31 +117,12 @@ class TerminalView:
             print(flush=True)  # noqa: T201
         else:
             print(final_bundle(self._generation)[0]["text/plain"])  # noqa: T201
-        _print_remarks(self._generation)
+        print_remarks(self._generation)
 
 
-def _print_remarks(generation: "Generation") -> None:
-    for remark in remarks(generation):
-        print(remark)  # noqa: T201 - beside the answer, which stays exact
-
-
-def remarks(generation: "Generation") -> list[str]:
-    """What a reader should know about the answers, a line each."""
-    reasons = [answer.finish_reason for answer in generation.outputs]
-    lines = list(generation.notes)
-    count = reasons.count("length")
-    if count:
-        who = "The answer" if len(reasons) == 1 else f"{count} of {len(reasons)} answers"
-        lines.append(f"{who} stopped at {_limit(generation)}.")
-    failed = sum(error is not None for error in generation.errors)
-    if failed and len(generation.rows) > 1:
-        lines.append(f"{failed} of {len(generation.rows)} requests failed; `.errors` of the result says why.")
-    return lines
-
-
-def _limit(generation: "Generation") -> str:
-    asked = generation.options.get("max_tokens", DEFAULT_MAX_TOKENS)
-    lengths = [len(answer.token_ids) for answer in generation.outputs if answer.finish_reason == "length"]
-    if max(lengths) < asked:
-        return f"{max(lengths)} tokens, where the context ends; load the model with a larger --max-model-len"
-    return f"max_tokens = {asked}; raise it with --max-tokens"
+def _loop_runs() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

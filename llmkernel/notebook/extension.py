@@ -37,6 +37,7 @@ def unload(shell: Any) -> None:
     magics = shell.magics_manager.registry.pop(LLMMagics.__name__, None)
     if magics is None:
         return
+    magics.close_views()
     session: Session = magics.session
     if session.cells is not None:
         session.cells.stop()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from llmkernel.notebook.generation import Generation
     from llmkernel.notebook.generation_row import GenerationRow
 
-__all__ = ["final_bundle", "live_data"]
+__all__ = ["final_bundle", "live_data", "row_label"]
 
 _LABEL_LENGTH = 60
 
@@ -26,20 +26,19 @@ def live_data(generation: "Generation") -> dict[str, Any]:
     """The answers as they stand; several of them are numbered, and a failure is told in its place."""
     shown = [(row, answer) for row in generation.rows for answer in row.answers]
     single = len(shown) == 1
+    labels = [row_label(generation, row, answer.index) for row, answer in shown]
     told_elsewhere = single and generation.raises
     plain = "\n\n".join(
-        _plain_text(row, answer, told_elsewhere)
-        if single
-        else f"{_label(generation, row, answer)}\n{_plain_text(row, answer, told_elsewhere)}"
-        for row, answer in shown
+        _plain_text(row, answer, told_elsewhere) if single else f"{label}\n{_plain_text(row, answer, told_elsewhere)}"
+        for (row, answer), label in zip(shown, labels, strict=True)
     )
     if generation.options.get("plain"):
         return {"text/plain": plain}
     markdown = "\n\n".join(
         _markdown(row, answer, told_elsewhere)
         if single
-        else f"**{safe_markdown(_label(generation, row, answer))}**\n\n{_markdown(row, answer, told_elsewhere)}"
-        for row, answer in shown
+        else f"**{safe_markdown(label)}**\n\n{_markdown(row, answer, told_elsewhere)}"
+        for (row, answer), label in zip(shown, labels, strict=True)
     )
     return {"text/markdown": markdown, "text/plain": plain}
 
@@ -58,14 +57,24 @@ def _markdown(row: "GenerationRow", answer: "CompletionOutput", told_elsewhere: 
     )
 
 
-def _label(generation: "Generation", row: "GenerationRow", answer: "CompletionOutput") -> str:
+def row_label(generation: "Generation", row: "GenerationRow", index: int) -> str:
     """ "[2]", "[2.1]" for one of several answers to the second of several prompts; with the prompt's beginning."""
+    if len(generation.slots) > 1:
+        return _label_with_model(generation, row, index)
     number = generation.rows.index(row) + 1
     if len(generation.rows) == 1:
-        return f"[{answer.index + 1}]"
-    place = f"[{number}.{answer.index + 1}]" if len(row.answers) > 1 else f"[{number}]"
+        return f"[{index + 1}]"
+    place = f"[{number}.{index + 1}]" if len(row.answers) > 1 else f"[{number}]"
     words = " ".join(clean_text(row.prompt.text).split())
     return f"{place} {words if len(words) <= _LABEL_LENGTH else words[: _LABEL_LENGTH - 1] + '…'}".rstrip()
+
+
+def _label_with_model(generation: "Generation", row: "GenerationRow", index: int) -> str:
+    """ "smollm2", "[2] smollm2", "[2.1] smollm2": which model's answer it is."""
+    number = generation.rows.index(row) // len(generation.slots) + 1
+    places = [str(number)] if len(generation.rows) > len(generation.slots) else []
+    places += [str(index + 1)] if len(row.answers) > 1 else []
+    return f"[{'.'.join(places)}] {row.slot.name}" if places else row.slot.name
 
 
 def _one_line(error: Exception) -> str:
@@ -75,6 +84,8 @@ def _one_line(error: Exception) -> str:
 def _record(generation: "Generation") -> dict[str, Any]:
     """What was asked and what it took: model, params, and per request id, seed, usage and finish reasons."""
     requests = [_request_record(row) for row in generation.rows]
+    if len(generation.slots) > 1:
+        requests = [{"model": row.slot.name, **one} for row, one in zip(generation.rows, requests, strict=True)]
     record = {"model": generation.model, "id": generation.id, "params": _params(generation)}
     return record | (requests[0] if len(requests) == 1 else {"requests": requests})
 

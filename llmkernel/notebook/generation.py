@@ -40,27 +40,29 @@ class Generation:
     def __init__(
         self,
         id: str,
-        slot: ModelSlot,
+        slots: Sequence[ModelSlot],
         prompts: Sequence[Prompt],
         options: Mapping[str, Any],
         *,
         cells: Cells | None = None,
         view: Callable[["Generation"], AnswerView | None] | None = None,
     ) -> None:
-        """`options`: merged settings. `cells`: the shell's, if a cell asked. `view`: makes what shows it."""
+        """`slots`: the models, each is asked every prompt. `options`: merged settings. `cells`: the shell's, if a cell
+        asked. `view`: makes what shows it.
+        """
         self.id = id
-        self.model = slot.name
+        self.model = ", ".join(slot.name for slot in slots)
         self.options = dict(options)
         self.notes: list[str] = []
-        many = len(prompts) > 1
+        pairs = [(slot, prompt) for prompt in prompts for slot in slots]
         self.rows = [
-            GenerationRow(f"{id}.{number}" if many else id, prompt, self.options)
-            for number, prompt in enumerate(prompts, 1)
+            GenerationRow(f"{id}.{number}" if len(pairs) > 1 else id, slot, prompt, self.options)
+            for number, (slot, prompt) in enumerate(pairs, 1)
         ]
-        self._slot = slot
+        self.slots = list(slots)
         self._cells = cells
         self._cell_serial = -1
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ended: asyncio.Task[None] | None = None
         self._growth = asyncio.Event()
         self._cancelled = False
@@ -119,7 +121,8 @@ class Generation:
             return "running" if any(row.output for row in self.rows) else "waiting"
         if any(row.error for row in self.rows):
             return "failed"
-        return "cancelled" if self._cancelled else "done"
+        stopped = all(answer.finish_reason == "abort" for answer in self.outputs)
+        return "cancelled" if self._cancelled or stopped else "done"
 
     @property
     def raises(self) -> bool:
@@ -134,7 +137,7 @@ class Generation:
 
     @property
     def waits_for_load(self) -> bool:
-        return not self.done and self._slot.loading
+        return any(not row.done and row.slot.loading for row in self.rows)
 
     def cancel(self) -> None:
         """Abort what still runs; the text so far stays. Call it on the loop."""
@@ -142,15 +145,25 @@ class Generation:
         if not running:
             return
         self._cancelled = True
-        if not self._slot.loading and self._slot.facts is not None:
-            self._slot.llm.abort_soon([row.request_id for row in running])
+        for slot in self.slots:
+            if not slot.loading and slot.facts is not None:
+                slot.llm.abort_soon([row.request_id for row in running if row.slot is slot])
         for row in running:
             row.abort()
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
         self._changed()
         if not self._tasks and self.view is not None:
             self.view.finish()
+
+    def stop_unsent(self, ids: Sequence[str]) -> None:
+        """End those of these requests that have brought nothing yet, sent or not. Call it on the loop."""
+        for row in self.rows:
+            if row.request_id in ids and row.output is None and not row.done:
+                row.abort()
+                if row.request_id in self._tasks:
+                    self._tasks[row.request_id].cancel()
+        self._changed()
 
     def show(self) -> None:
         """Display the answer, wherever this is called."""
@@ -196,7 +209,7 @@ class Generation:
         loading = self.waits_for_load
         self.cancel()
         if self._tasks:  # in a terminal the loop stands still after the cell: let the aborts leave now
-            await asyncio.wait(self._tasks, timeout=_WAIT_FOR_CANCELLED)
+            await asyncio.wait(self._tasks.values(), timeout=_WAIT_FOR_CANCELLED)
         if self._cells is not None and self._cells.interrupted:
             self._cells.keep(self)
         if loading:
@@ -213,17 +226,17 @@ class Generation:
         if self._ended is None:
             loop = asyncio.get_running_loop()
             self._cell_serial = self._cells.serial if self._cells is not None else -1
-            self._tasks = [
-                loop.create_task(self._run(row), name=f"llmkernel-req-{row.request_id}")
+            self._tasks = {
+                row.request_id: loop.create_task(self._run(row), name=f"llmkernel-req-{row.request_id}")
                 for row in self.rows
                 if not row.done
-            ]
+            }
             self._ended = loop.create_task(self._end(), name=f"llmkernel-{self.id}")
         return self._ended
 
     async def _run(self, row: GenerationRow) -> None:
         try:
-            llm = await self._slot.ready()
+            llm = await row.slot.ready()
             async for output in row.stream(llm, self.notes):
                 row.take(output)
                 self._changed()
@@ -237,7 +250,7 @@ class Generation:
 
     async def _end(self) -> None:
         if self._tasks:
-            await asyncio.wait(self._tasks)
+            await asyncio.wait(self._tasks.values())
         if self.view is not None:
             self.view.finish()
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmkernel.errors import RequestFailedError
 from llmkernel.llm.async_llm import AsyncLLM
@@ -11,14 +11,19 @@ from llmkernel.notebook.markdown_safety import safe_markdown
 from llmkernel.notebook.prompts import Prompt
 from llmkernel.notebook.settings import sampling_params
 
+if TYPE_CHECKING:
+    from llmkernel.notebook.model_slot import ModelSlot
+
 __all__ = ["GenerationRow"]
 
 
 class GenerationRow:
-    """request_id: of its request. output: the deltas joined so far. error: why it failed. options: merged settings."""
+    """One prompt to one model. slot: the model. output: the deltas joined so far. error: why it failed."""
 
-    def __init__(self, request_id: str, prompt: Prompt, options: Mapping[str, Any]) -> None:
+    def __init__(self, request_id: str, slot: "ModelSlot", prompt: Prompt, options: Mapping[str, Any]) -> None:
+        """`options`: merged settings."""
         self.request_id = request_id
+        self.slot = slot
         self.prompt = prompt
         self.output: RequestOutput | None = None
         self.error: Exception | None = prompt.error

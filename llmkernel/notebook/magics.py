@@ -23,6 +23,7 @@ from llmkernel.notebook.work import Work
 
 if TYPE_CHECKING:
     from llmkernel.notebook.generation import Generation
+    from llmkernel.notebook.live_views import LiveViews
 
 __all__ = ["LATER", "VERBS", "LLMMagics"]
 
@@ -48,6 +49,21 @@ class LLMMagics(Magics):
     def __init__(self, shell: Any, session: Session) -> None:
         super().__init__(shell)
         self.session = session
+        self._views: LiveViews | None = None
+
+    @property
+    def views(self) -> "LiveViews":
+        """The live views of this kernel."""
+        if self._views is None:
+            # lazy: ipywidgets and anywidget take half a second that %load_ext need not take
+            from llmkernel.notebook.live_views import LiveViews
+
+            self._views = LiveViews(self.session.stop_requests)
+        return self._views
+
+    def close_views(self) -> None:
+        if self._views is not None:
+            self._views.close()
 
     @line_cell_magic
     def generate(self, line: str, cell: str | None = None) -> "Generation":
@@ -94,10 +110,15 @@ class LLMMagics(Magics):
             rows = [Prompt(interpolate(text, self.shell.user_ns) if interpolated else text)]
         loaded = set(self.session.models)
         generation = self.session.submit(
-            rows, merged, lambda made: answer_view(self.shell, made, patient=made.model in loaded)
+            rows,
+            merged,
+            lambda made: answer_view(
+                self.shell, made, patient=loaded.issuperset(slot.name for slot in made.slots), live=lambda: self.views
+            ),
         )
-        if generation.model not in loaded:
-            show_load(self.shell, self.session.models[generation.model], reason=", the default model")
+        for slot in generation.slots:
+            if slot.name not in loaded:
+                show_load(self.shell, slot, reason=", the default model")
         if output is not None:
             self.shell.user_ns[output] = generation
         self._say_what_is_not_awaited(generation, output)

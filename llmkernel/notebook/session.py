@@ -1,6 +1,7 @@
 """Session: the models that a notebook has loaded, and what it has asked them. The magics are a thin skin over it."""
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,7 @@ class Session:
         self.generations: deque[Generation] = deque(maxlen=REMEMBERED)
         self.cells = cells
         self._count = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def load(
         self, model: str = DEFAULT_MODEL, *, name: str | None = None, executor_class: str | None = None, **options: Any
@@ -123,11 +125,13 @@ class Session:
         if len(made) == 1 and not made[0].text and made[0].error is None:
             raise brief(InvalidRequestError("The prompt is empty; write one.", parameter="prompt"))
         sampling_params(options)  # mistakes are told before anything is loaded
-        slot = self.slot_or_default(options.get("model"))
+        slots = self._slots(options.get("model"))
         from llmkernel.notebook.generation import Generation  # lazy: see start_load
 
+        with contextlib.suppress(RuntimeError):  # no loop runs here: nothing starts before it is awaited
+            self._loop = asyncio.get_running_loop()
         self._count += 1
-        generation = Generation(f"g{self._count}", slot, made, options, cells=self.cells, view=view)
+        generation = Generation(f"g{self._count}", slots, made, options, cells=self.cells, view=view)
         self.generations.append(generation)
         return generation
 
@@ -136,6 +140,27 @@ class Session:
         if name is None and not self.models:
             return self.start_load(EngineArgs(model=DEFAULT_MODEL), DEFAULT_MODEL)
         return self.slot(name)
+
+    def stop_requests(self, ids: Sequence[str]) -> None:
+        """End these requests, whatever they are at; what they have brought stays. From any thread.
+
+        The engines hear of it at once, over their control channels; the answers end when the loop turns.
+        """
+        for slot in list(self.models.values()):
+            if slot.facts is not None:
+                slot.llm.stop_requests(ids)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stop_unsent, list(ids))
+
+    def _stop_unsent(self, ids: list[str]) -> None:
+        for generation in self.running():
+            generation.stop_unsent(ids)
+
+    def _slots(self, names: str | Sequence[str] | None) -> "list[ModelSlot]":
+        """The models that an option names, each once; the default one without a name."""
+        if names is None:
+            return [self.slot_or_default()]
+        return [self.slot_or_default(name) for name in dict.fromkeys([names] if isinstance(names, str) else names)]
 
     def running(self) -> "list[Generation]":
         """Generations that have not ended, oldest first."""
@@ -167,7 +192,7 @@ class Session:
 
     def _remove(self, slot: "ModelSlot") -> None:
         for generation in self.running():
-            if generation.model == slot.name:
+            if slot in generation.slots:
                 generation.cancel()
         slot.cancel_load()
         self._drop(slot)

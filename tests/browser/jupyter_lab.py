@@ -1,4 +1,4 @@
-"""A Jupyter server of its own for browser tests: JupyterLab and Notebook 7, no token, nothing of the user's settings."""
+"""A Jupyter server of its own for browser tests: JupyterLab and Notebook 7, no token, no settings of the user."""
 
 import dataclasses
 import json

@@ -1,5 +1,7 @@
 """StreamView: the live view of one cell's requests."""
 
+import asyncio
+import contextvars
 import pathlib
 from collections.abc import Iterable
 from typing import Any
@@ -7,7 +9,6 @@ from typing import Any
 import anywidget
 import traitlets
 
-from llmkernel.notebook.widgets.frame_clock import FrameClock
 from llmkernel.notebook.widgets.messages import Counters, Hello, Resync, StreamUp, TokenView, Visible, pack, unpack
 from llmkernel.notebook.widgets.stop_channel import StopChannel
 from llmkernel.notebook.widgets.stream_rows import StreamRows
@@ -20,7 +21,8 @@ _STATIC = pathlib.Path(__file__).parent.parent / "static"
 class StreamView(anywidget.AnyWidget):
     """One widget model per cell; extension/src/stream is its browser half, extension/src/model.ts the contract.
 
-    Call `start` on the kernel's loop, `append` and `count` as answers grow, `finish` once.
+    Make it on the kernel's loop and use it there. Call `append` and `count` as answers grow, `beat` to have that sent,
+    `finish` once. What a browser says is heard on the loop too, whatever thread it came in on.
     """
 
     _esm = _STATIC / "stream.js"
@@ -33,12 +35,9 @@ class StreamView(anywidget.AnyWidget):
         """`rows`: (request id, label) of each request."""
         super().__init__(stop=f"IPY_MODEL_{stop.model_id}", logprobs=logprobs)
         self._rows = StreamRows(rows)
-        self._clock: FrameClock | None = None
+        self._loop = asyncio.get_running_loop()
+        self._context = contextvars.copy_context()
         self.on_msg(self._receive)
-
-    def start(self, clock: FrameClock) -> None:
-        self._clock = clock
-        clock.add(self)
 
     def append(self, row: int, text: str, token_views: Iterable[TokenView] = ()) -> None:
         self._rows.append(row, text, token_views)
@@ -47,17 +46,19 @@ class StreamView(anywidget.AnyWidget):
         self._rows.count(row, changes)
 
     def beat(self, *, counters: bool) -> None:
+        """Send what is new."""
         if (frame := self._rows.frame(counters=counters)) is not None:
             self.send(pack(frame))
 
     def finish(self) -> None:
         """Everything has ended: the last frame, and the snapshot that a later view starts from."""
-        if self._clock is not None:
-            self._clock.remove(self)
         self.beat(counters=True)
         self.snapshot = pack(self._rows.snapshot())
 
     def _receive(self, _widget: object, content: Any, _buffers: object) -> None:
+        self._loop.call_soon_threadsafe(self._answer, content, context=self._context)
+
+    def _answer(self, content: Any) -> None:
         match unpack(content, StreamUp):
             case Hello():
                 self._rows.forget_views()

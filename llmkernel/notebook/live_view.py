@@ -1,0 +1,86 @@
+"""LiveView: a generation as a widget while it runs, and as the stored bundle when it has ended."""
+
+import contextvars
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from llmkernel.notebook.final_bundle import final_bundle, row_label
+from llmkernel.notebook.remarks import print_remarks
+from llmkernel.notebook.row_feed import RowFeed
+from llmkernel.notebook.widgets.frame_clock import FrameClock
+from llmkernel.notebook.widgets.stop_channel import StopChannel
+from llmkernel.notebook.widgets.stream_view import StreamView
+
+if TYPE_CHECKING:
+    from llmkernel.notebook.generation import Generation
+
+__all__ = ["LiveView"]
+
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+class LiveView:
+    """Shows `generation` in the cell that makes it; `show_again` in further ones. All become the final bundle.
+
+    It reads the generation at every beat of the clock: what the engine brings between two beats costs nothing here.
+    finished: the bundle stands. close: the browser's half is let go.
+    """
+
+    def __init__(self, shell: Any, generation: "Generation", stop: StopChannel, clock: FrameClock) -> None:
+        self._shell = shell
+        self._generation = generation
+        self._clock = clock
+        self.finished = False
+        logprobs = generation.options.get("logprobs") is not None
+        self._feeds = [RowFeed(row, index) for row in generation.rows for index in range(len(row.answers))]
+        names = [
+            (feed.request_id, row_label(generation, feed.row, feed.index) if len(self._feeds) > 1 else "")
+            for feed in self._feeds
+        ]
+        self._widget = StreamView(names, stop, logprobs=logprobs)
+        self._displays: list[tuple[str, contextvars.Context]] = []
+        self.show_again()
+        clock.add(self)
+
+    def changed(self) -> None:
+        """The next beat sees it."""
+
+    def beat(self, *, counters: bool) -> None:
+        for number, feed in enumerate(self._feeds):
+            text, token_views = feed.new()
+            if text or token_views:
+                self._widget.append(number, text, token_views)
+            if counters or feed.state_changed:
+                self._widget.count(number, feed.counters())
+        self._widget.beat(counters=counters)
+
+    def finish(self) -> None:
+        self._clock.remove(self)
+        self.beat(counters=True)
+        self._widget.finish()
+        self.finished = True
+        data, metadata = final_bundle(self._generation)
+        for display_id, context in self._displays:
+            context.copy().run(self._publish, display_id, data, metadata, update=True)
+        self._displays.clear()
+        print_remarks(self._generation)
+
+    def show_again(self) -> None:
+        """Show the widget in the cell that runs now."""
+        display_id = uuid.uuid4().hex
+        data = {"text/plain": "The answer is on its way …"}
+        if self.finished:
+            data = final_bundle(self._generation)[0]
+        else:
+            self._displays.append((display_id, contextvars.copy_context()))
+        widget = {"version_major": 2, "version_minor": 0, "model_id": self._widget.model_id}
+        self._publish(display_id, {**data, _WIDGET: widget}, {}, update=False)
+
+    def close(self) -> None:
+        self._clock.remove(self)
+        self._widget.close()
+
+    def _publish(self, display_id: str, data: dict[str, Any], metadata: dict[str, Any], *, update: bool) -> None:
+        self._shell.display_pub.publish(
+            data=data, metadata=metadata, transient={"display_id": display_id}, update=update
+        )

@@ -1,0 +1,57 @@
+"""LiveViews: the widgets of a kernel: one beat, one way for Stop, and the models that stay open after their answers."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from llmkernel.notebook.live_view import LiveView
+from llmkernel.notebook.widgets.frame_clock import FrameClock
+from llmkernel.notebook.widgets.stop_channel import StopChannel
+
+if TYPE_CHECKING:
+    from llmkernel.notebook.generation import Generation
+
+__all__ = ["KEPT_OPEN", "LiveViews"]
+
+KEPT_OPEN = 64
+"""Finished views whose models stay open: a page that is reloaded shows them again."""
+
+
+class LiveViews:
+    """Owns every LiveView, the FrameClock and the StopChannel that they share; `close` closes all models.
+
+    on_stop(ids): called on whatever thread a Stop click came in on. Use it on the kernel's loop.
+    """
+
+    def __init__(self, on_stop: Callable[[list[str]], None]) -> None:
+        self._on_stop = on_stop
+        self._stop: StopChannel | None = None
+        self._clock = FrameClock()
+        self._views: dict[str, LiveView] = {}
+
+    def open(self, shell: Any, generation: "Generation") -> LiveView:
+        """Show `generation` in the cell that runs now, growing until it has ended."""
+        asyncio.get_running_loop()  # an error here is the caller's: without a loop nothing grows
+        if self._stop is None:
+            self._stop = StopChannel(self._on_stop)
+        view = LiveView(shell, generation, self._stop, self._clock)
+        self._views[generation.id] = view
+        self._close_old()
+        return view
+
+    def of(self, generation: "Generation") -> LiveView | None:
+        """The view of `generation`, if it was shown live and its model is open."""
+        return self._views.get(generation.id)
+
+    def close(self) -> None:
+        for view in self._views.values():
+            view.close()
+        self._views.clear()
+        if self._stop is not None:
+            self._stop.close()
+            self._stop = None
+
+    def _close_old(self) -> None:
+        finished = [id for id, view in self._views.items() if view.finished]
+        for id in finished[:-KEPT_OPEN]:
+            self._views.pop(id).close()
