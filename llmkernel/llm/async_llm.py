@@ -11,6 +11,7 @@ from llmkernel.client.attachment import RunningEngine
 from llmkernel.client.core_client import EngineCoreClient, make_async_mp_client
 from llmkernel.config import EngineArgs
 from llmkernel.errors import EngineDeadError, UnsupportedFeatureError
+from llmkernel.llm.engine_watch import EngineHealth
 from llmkernel.llm.input_processor import InputProcessor
 from llmkernel.llm.loop_seat import LoopSeat
 from llmkernel.llm.output_processor import OutputProcessor
@@ -314,6 +315,15 @@ class AsyncLLM:
         found = [stats for seat in self._seats() if (stats := seat.output_processor.scheduler_stats) is not None]
         return max(found, key=lambda stats: stats.step_counter, default=None)
 
+    @property
+    def health(self) -> EngineHealth:
+        """ "ok", "slow" or "stuck", as far as it is known while somebody waits: see EngineHealth."""
+        return max((seat.watch.health for seat in self._seats()), key=lambda health: health.seconds)
+
+    def add_health_callback(self, callback: Callable[[EngineHealth], None]) -> None:
+        """Call `callback` when the engine turns slow, stuck, or well again, as seen from the loop that owns it."""
+        self._own.watch.listeners.append(callback)
+
     async def check_health(self) -> None:
         """EngineDeadError if the engine is gone; otherwise asks it."""
         if self.errored:
@@ -334,8 +344,7 @@ class AsyncLLM:
 
     async def call_utility(self, method: str, *args: Any) -> Any:
         """Call a method of the engine, one of its allow-list; UtilityCallError carries what it raised."""
-        await self.ready()
-        return await self._seat().engine_core.call_utility_async(method, *args)
+        return await self._seat().call_utility(method, *args)
 
     async def collective_rpc(
         self,
@@ -345,8 +354,8 @@ class AsyncLLM:
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
         """Call `method` on every worker; one result per worker."""
-        await self.ready()
-        return await self._seat().engine_core.collective_rpc_async(method, timeout, args, kwargs)
+        results: list[Any] = await self.call_utility("collective_rpc", method, timeout, args, dict(kwargs or {}))
+        return results
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False if blocks are in use."""

@@ -14,6 +14,7 @@ from llmkernel.client.core_client import EngineCoreClient
 from llmkernel.config import EngineArgs
 from llmkernel.errors import EngineDeadError, EngineStartupError
 from llmkernel.llm.admission import AdmissionAborted, Admissions
+from llmkernel.llm.engine_watch import EngineWatch
 from llmkernel.llm.input_processor import InputProcessor, check_params
 from llmkernel.llm.loggers import StatLogger
 from llmkernel.llm.output_handler import handle_outputs
@@ -52,6 +53,7 @@ class LoopSeat:
             self.loop = asyncio.get_running_loop()
         self._args = args
         self._log_stats = log_stats
+        self.watch = _watch(engine_core, self.output_processor)
         self._ready_task: asyncio.Task[EngineCoreReadyResponse] | None = None
         self._admissions = Admissions()
 
@@ -146,6 +148,12 @@ class LoopSeat:
             with contextlib.suppress(RuntimeError):  # it has closed, and the streams with it
                 self.loop.call_soon_threadsafe(self.abort_soon, request_ids)
 
+    async def call_utility(self, method: str, *args: Any) -> Any:
+        """See AsyncLLM.call_utility."""
+        await self.ready()
+        self.watch.somebody_waits()  # it looks when this call has been registered
+        return await self.engine_core.call_utility_async(method, *args)
+
     def close(self, timeout: float = 5.0) -> int:
         """End the engine, or leave it where it is another's; idempotent, from any thread. Bytes of memory it held."""
         return self.engine_core.shutdown(timeout)
@@ -169,6 +177,7 @@ class LoopSeat:
     async def _submit(self, request: EngineCoreRequest, prompt: str | None, queue: RequestOutputCollector) -> None:
         params = request.sampling_params
         assert params is not None
+        self.watch.somebody_waits()
         queue.request_id = request.request_id
         queue.sampling_params = params
         try:
@@ -192,12 +201,18 @@ class LoopSeat:
     def _run_output_handler(self) -> None:
         """Start the task that takes what the engine sends to the queues of the requests."""
         stat_logger = StatLogger() if self._log_stats else None
-        coroutine = handle_outputs(self.engine_core, self.output_processor, stat_logger)
+        coroutine = handle_outputs(self.engine_core, self.output_processor, stat_logger, self.watch)
         task = asyncio.get_running_loop().create_task(
             coroutine, name="llmkernel-output-handler", context=contextvars.Context()
         )
         self.output_handler = task
         weakref.finalize(self, _cancel_soon, task).atexit = False
+
+
+def _watch(engine_core: EngineCoreClient, output_processor: OutputProcessor) -> EngineWatch:
+    """It must not hold the seat, so that a forgotten one is collected."""
+    ping, calls = engine_core.ping, engine_core.utility_results  # type: ignore[attr-defined]  # of AsyncMPClient
+    return EngineWatch(ping, lambda: output_processor.has_unfinished_requests() or len(calls) > 0)
 
 
 def _aborted_output(request_id: str, prompt: PromptType | ChatPrompt) -> RequestOutput:

@@ -4,6 +4,7 @@ import asyncio
 
 from llmkernel.client.core_client import EngineCoreClient
 from llmkernel.errors import EngineDeadError
+from llmkernel.llm.engine_watch import EngineWatch
 from llmkernel.llm.loggers import StatLogger
 from llmkernel.llm.output_processor import OutputProcessor
 from llmkernel.llm.stats import IterationStats
@@ -18,7 +19,10 @@ OUTPUT_CHUNK = 128
 
 
 async def handle_outputs(
-    engine_core: EngineCoreClient, output_processor: OutputProcessor, stat_logger: StatLogger | None
+    engine_core: EngineCoreClient,
+    output_processor: OutputProcessor,
+    stat_logger: StatLogger | None,
+    watch: EngineWatch,
 ) -> None:
     """Take what the engine sends to the queues of its requests, for ever.
 
@@ -28,6 +32,7 @@ async def handle_outputs(
     try:
         while True:
             outputs = await engine_core.get_output_async()
+            watch.heard()
             items = outputs.outputs
             iteration_stats = IterationStats() if stat_logger is not None and items else None
             for start in range(0, len(items), OUTPUT_CHUNK):
@@ -46,6 +51,7 @@ async def handle_outputs(
             EngineDeadError("The AsyncLLM of this request is gone, or its event loop; keep it while you read.")
         )
         engine_core.leave(ids)  # type: ignore[attr-defined]  # of AsyncMPClient
+        watch.close()
         raise
     except Exception as error:  # whatever ends this must reach every stream that waits
         if not isinstance(error, EngineDeadError):

@@ -45,6 +45,8 @@ def _model(slot: "ModelSlot", is_default: bool) -> str:
     process = slot.process
     if process is not None:
         lines.append(f"  engine process {process.pid}, {format_bytes(process.memory())}")
+    if slot.llm.health.state != "ok":
+        lines.append(f"  {slot.llm.health}")
     stats = slot.llm.get_scheduler_stats()
     if stats is not None:
         usage = f"KV cache {stats.kv_cache_usage:.0%} used"
