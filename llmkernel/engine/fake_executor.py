@@ -178,6 +178,8 @@ class FakeExecutor(Executor):
                 new.req_id, list(new.prompt_token_ids), new.sampling_params, new.eos_token_id, new.block_ids
             )
             self._requests[new.req_id].num_computed_tokens = new.num_computed_tokens
+            if new.num_computed_tokens and new.sampling_params.prompt_logprobs is not None:
+                raise FakeStepError(f"{new.req_id} wants logprobs of prompt tokens that it does not compute.")
         cached = step.scheduled_cached_reqs
         for index, request_id in enumerate(cached.req_ids):
             request = self._requests.get(request_id)
@@ -226,6 +228,8 @@ class FakeExecutor(Executor):
             if token_id is None:
                 output.errors[request_id] = "no token is allowed"
                 continue
+            if request.sampling_params.prompt_logprobs is not None and request.num_output_tokens == 0:
+                output.prompt_logprobs[request_id] = _prompt_logprobs(request, self._settings.vocab_size)
             request.token_ids.append(token_id)
             output.sampled_token_ids[request_id] = [token_id]
             if request.sampling_params.logprobs is not None:
@@ -275,11 +279,22 @@ def _model_facts(name: str, settings: FakeSettings) -> ModelFacts:
 
 
 def _logprobs(token_id: int, params: SamplingParams, vocab_size: int) -> LogprobsLists:
-    """The drawn token has rank 1; the ids after it come next, each less likely by 1."""
     assert params.logprobs is not None
-    count = vocab_size if params.logprobs == -1 else params.logprobs
-    ids = [token_id, *((token_id + offset) % vocab_size for offset in range(count))]
-    values = [-0.5, *(-0.5 - offset for offset in range(count))]
+    return _make_logprobs([token_id], params.logprobs, vocab_size)
+
+
+def _prompt_logprobs(request: FakeRequest, vocab_size: int) -> LogprobsLists:
+    assert request.sampling_params.prompt_logprobs is not None
+    return _make_logprobs(request.prompt_token_ids[1:], request.sampling_params.prompt_logprobs, vocab_size)
+
+
+def _make_logprobs(token_ids: list[int], count: int, vocab_size: int) -> LogprobsLists:
+    """Every token has rank 1; the ids after it come next, each less likely by 1."""
+    offsets = np.arange(vocab_size if count == -1 else count)
+    chosen = np.array(token_ids, np.int32).reshape(-1, 1)
+    values = np.concatenate([[-0.5], -0.5 - offsets]).astype(np.float32)
     return LogprobsLists(
-        np.array([ids], dtype=np.int32), np.array([values], dtype=np.float32), np.array([1], dtype=np.int32)
+        np.concatenate([chosen, (chosen + offsets) % vocab_size], axis=1).astype(np.int32),
+        np.tile(values, (len(token_ids), 1)),
+        np.ones(len(token_ids), np.int32),
     )

@@ -78,7 +78,6 @@ class Request:
         "prompt_token_ids",
         "request_id",
         "sampling_params",
-        "skip_reading_prefix_cache",
         "status",
         "stop_reason",
         "stop_token_ids",
@@ -86,6 +85,7 @@ class Request:
         "structured",
         "trace_headers",
         "unsent_logprobs",
+        "unsent_prompt_logprobs",
         "unsent_token_ids",
     )
 
@@ -119,7 +119,6 @@ class Request:
         self.min_tokens = sampling_params.min_tokens
         self.stop_token_ids = frozenset(sampling_params.stop_token_ids or ())
         self.stream_interval = sampling_params.stream_interval or 1
-        self.skip_reading_prefix_cache = bool(sampling_params.skip_reading_prefix_cache)
 
         self.prompt_token_ids = prompt_token_ids
         self.num_prompt_tokens = len(prompt_token_ids)
@@ -137,6 +136,7 @@ class Request:
         self.events: list[EngineCoreEvent] = []
         self.unsent_token_ids: list[int] = []
         self.unsent_logprobs: list[LogprobsLists] = []
+        self.unsent_prompt_logprobs: LogprobsLists | None = None
         self.block_hashes: list[bytes] = []
         self._hash_new_blocks = hash_new_blocks
         if hash_new_blocks is not None:
@@ -165,6 +165,15 @@ class Request:
             structured=structured,
             hash_new_blocks=hash_new_blocks,
         )
+
+    @property
+    def needs_prompt_logprobs(self) -> bool:
+        """Every token of the prompt has to be computed by a step of its own request, until the first token is there."""
+        return self.sampling_params.prompt_logprobs is not None and self.num_output_tokens == 0
+
+    @property
+    def skip_reading_prefix_cache(self) -> bool:
+        return bool(self.sampling_params.skip_reading_prefix_cache) or self.needs_prompt_logprobs
 
     @property
     def num_tokens(self) -> int:

@@ -76,6 +76,7 @@ def _check_token_ids(request: EngineCoreRequest, params: SamplingParams, vocab_s
         "prompt_token_ids": request.prompt_token_ids or (),
         "stop_token_ids": params.stop_token_ids or (),
         "allowed_token_ids": params.allowed_token_ids or (),
+        "logprob_token_ids": params.logprob_token_ids or (),
         "logit_bias": params.logit_bias or (),
         "bad_words": [token_id for word in request.bad_words_token_ids or () for token_id in word],
     }

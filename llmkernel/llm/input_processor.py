@@ -24,6 +24,9 @@ logger = init_logger(__name__)
 _LONG_TEXT = 8192
 """Characters from which tokenising is worth a thread: below, it takes less time than the way there and back."""
 
+MAX_PROMPT_ENTRIES = 2_000_000
+"""Logprobs of a whole prompt over the whole vocabulary: each becomes an object, a microsecond and some 100 bytes."""
+
 
 class InputProcessor:
     """Checks a request against the model that is loaded, and fills in what the engine needs to know.
@@ -130,7 +133,7 @@ class InputProcessor:
         """The request as it is sent: internal id, max_tokens, seed and stop ids filled in; `params` stays as it is."""
         params = self._check_features(params, lora_request, trace_headers, priority, data_parallel_rank)
         self._check_prompt(prompt.token_ids)
-        self._check_params(params)
+        self._check_params(params, len(prompt.token_ids))
         sent = params.clone()
         room = self._facts.max_model_len - len(prompt.token_ids)
         sent.max_tokens = room if sent.max_tokens is None else min(sent.max_tokens, room)
@@ -205,10 +208,24 @@ class InputProcessor:
             )
         self._check_ids("prompt_token_ids", ids)
 
-    def _check_params(self, params: SamplingParams) -> None:
+    def _check_params(self, params: SamplingParams, num_prompt_tokens: int) -> None:
+        if params.structured_outputs is not None and self._tokenizer is None:
+            raise InvalidRequestError(
+                "structured_outputs needs a tokenizer, and this model has none; leave it out.",
+                parameter="structured_outputs",
+            )
+        entries = num_prompt_tokens * self._facts.model.vocab_size
+        if params.prompt_logprobs == -1 and entries > MAX_PROMPT_ENTRIES:
+            raise InvalidRequestError(
+                f"prompt_logprobs = -1 means {entries} entries for this prompt, and {MAX_PROMPT_ENTRIES} are allowed;"
+                " ask for at most 20 per token, or shorten the prompt.",
+                parameter="prompt_logprobs",
+                value=-1,
+            )
         for name, ids in (
             ("stop_token_ids", params.stop_token_ids),
             ("allowed_token_ids", params.allowed_token_ids),
+            ("logprob_token_ids", params.logprob_token_ids),
             ("logit_bias", list(params.logit_bias or ())),
         ):
             self._check_ids(name, ids or [])

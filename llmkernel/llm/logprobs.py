@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from llmkernel.llm.tokenizer import REPLACEMENT, Tokenizer
 from llmkernel.protocol.outputs import LogprobsLists
+from llmkernel.protocol.sampling_params import SamplingParams
 
-__all__ = ["Logprob", "LogprobsProcessor", "SampleLogprobs"]
+__all__ = ["Logprob", "LogprobsProcessor", "PromptLogprobs", "SampleLogprobs"]
 
 _REPAIR_TOKENS = 4
 """A character has at most four bytes, so at most this many tokens before it are needed to complete it."""
@@ -26,36 +29,57 @@ class Logprob:
 
 
 SampleLogprobs = list[dict[int, Logprob]]
-"""Per generated token: token id -> Logprob, the chosen token first, then by rank."""
+"""Per generated token: token id -> Logprob, the chosen token first, then by rank (by id where it is all of them)."""
+
+PromptLogprobs = list[dict[int, Logprob] | None]
+"""Per prompt token, in the same form; the first has None: nothing stands before it."""
 
 
 class LogprobsProcessor:
-    """Turns the arrays of one answer into dicts and keeps the sum. tokenizer None: no decoded_token."""
+    """Turns the arrays of one answer into dicts and keeps the sum. tokenizer None: no decoded_token.
 
-    def __init__(self, tokenizer: Tokenizer | None, num_logprobs: int) -> None:
+    logprobs: None where they are not asked for. prompt_logprobs: None until the engine sends them.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams) -> None:
         self._tokenizer = tokenizer
-        self._num_logprobs = num_logprobs
-        self.logprobs: SampleLogprobs = []
-        self.cumulative_logprob = 0.0
+        self._params = params
+        self.logprobs: SampleLogprobs | None = None if params.num_logprobs is None else []
+        self.cumulative_logprob: float | None = None if params.num_logprobs is None else 0.0
+        self.prompt_logprobs: PromptLogprobs | None = None
 
     def update(self, lists: LogprobsLists, keep: int, context: Sequence[int]) -> None:
         """Take in the first `keep` positions of a step. `context`: all ids so far, those of this step included."""
-        rows = zip(
-            lists.logprob_token_ids[:keep].tolist(),
-            lists.logprobs[:keep].tolist(),
-            lists.sampled_token_ranks[:keep].tolist(),
-            strict=True,
-        )
+        if self.logprobs is None or self.cumulative_logprob is None or self._params.num_logprobs is None:
+            return
+        count = self._params.num_logprobs
+        ranked = self._params.logprob_token_ids is None
         first = len(self.logprobs)
-        for position, (token_ids, values, chosen_rank) in enumerate(rows, start=first):
-            self.cumulative_logprob += values[0]
-            before = context[max(0, position - _REPAIR_TOKENS) : position]
-            entries = {token_ids[0]: Logprob(values[0], chosen_rank, self._text(token_ids[0], before))}
-            limit = len(token_ids) if self._num_logprobs == -1 else self._num_logprobs + 1
-            for rank, (token_id, value) in enumerate(zip(token_ids[1:limit], values[1:limit], strict=True), start=1):
-                if token_id not in entries:
-                    entries[token_id] = Logprob(value, rank, self._text(token_id, before))
-            self.logprobs.append(entries)
+        for row in range(keep):
+            self.cumulative_logprob += float(lists.logprobs[row, 0])
+            before = context[max(0, first + row - _REPAIR_TOKENS) : first + row]
+            self.logprobs.append(self._entries(lists, row, count, before, ranked=ranked))
+
+    def take_prompt(self, lists: LogprobsLists, prompt_token_ids: Sequence[int]) -> None:
+        """Take in those of the whole prompt."""
+        count = self._params.prompt_logprobs or 0
+        self.prompt_logprobs = [None]
+        for row in range(len(lists.sampled_token_ranks)):
+            before = prompt_token_ids[max(0, row + 1 - _REPAIR_TOKENS) : row + 1]
+            self.prompt_logprobs.append(self._entries(lists, row, count, before))
+
+    def _entries(
+        self, lists: LogprobsLists, row: int, count: int, before: Sequence[int], *, ranked: bool = True
+    ) -> dict[int, Logprob]:
+        """One position. before: the ids that complete a character with this one, if any do."""
+        width = None if count < 0 else count + 1
+        ids, values = lists.logprob_token_ids[row, :width].tolist(), lists.logprobs[row, :width].tolist()
+        entries = {ids[0]: Logprob(values[0], int(lists.sampled_token_ranks[row]), self._text(ids[0], before))}
+        ranks = _ranks(lists.logprobs[row, 1:]) if count < 0 else range(1, len(ids))
+        for token_id, value, rank in zip(ids[1:], values[1:], ranks, strict=True):
+            if token_id not in entries:
+                entries[token_id] = Logprob(value, rank if ranked else None, self._text(token_id, before))
+        return entries
 
     def _text(self, token_id: int, before: Sequence[int]) -> str | None:
         """Text of the token; where it is only part of a character, what it makes with the tokens before it."""
@@ -69,3 +93,10 @@ class LogprobsProcessor:
             if made and REPLACEMENT not in made:
                 return made
         return text.rstrip(REPLACEMENT)
+
+
+def _ranks(values: np.ndarray) -> Sequence[int]:
+    """Rank of each of the values, 1 = the largest."""
+    ranks = np.empty(len(values), np.int64)
+    ranks[np.argsort(-values, kind="stable")] = np.arange(1, len(values) + 1)
+    return ranks.tolist()

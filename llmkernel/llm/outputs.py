@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from llmkernel.llm.logprobs import SampleLogprobs
+from llmkernel.llm.logprobs import PromptLogprobs, SampleLogprobs
 from llmkernel.llm.stats import RequestStateStats
 from llmkernel.protocol.requests import LoRARequest
 from llmkernel.protocol.sampling_params import SamplingParams
@@ -49,7 +49,8 @@ class RequestOutput:
     """What is known, or what is new, of one request: see SamplingParams.output_kind.
 
     request_id: the id that the user gave or got. prompt: text, None if token ids were given. outputs: the answers
-    that this output has something to say about, by index. finished: no more outputs will come for this request.
+    that this output has something to say about, by index. prompt_logprobs: one dict per prompt token, None for the
+    first; from the first token on, once where outputs are deltas. finished: no more outputs will come for this request.
     metrics: times and counts of the newest answer in `outputs`. num_cached_tokens: prompt tokens taken from the
     prefix cache. sampling_params: as they were sent: max_tokens and the effective seed filled in. Always true in a
     boolean context, empty text or not.
@@ -58,7 +59,7 @@ class RequestOutput:
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int] | None
-    prompt_logprobs: list[Any] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     outputs: list[CompletionOutput] = field(default_factory=list)
     finished: bool = False
     metrics: RequestStateStats | None = None
@@ -77,6 +78,7 @@ class RequestOutput:
         """Take in a later output of the same request; aggregate: both are deltas, so join them instead of replacing."""
         self.finished |= newer.finished
         self.metrics = newer.metrics or self.metrics
+        self.prompt_logprobs = newer.prompt_logprobs or self.prompt_logprobs
         self.num_cached_tokens = self.num_cached_tokens if newer.num_cached_tokens is None else newer.num_cached_tokens
         self.kv_transfer_params = newer.kv_transfer_params or self.kv_transfer_params
         for completion in newer.outputs:

@@ -53,7 +53,7 @@ class RequestState:
         self.lora_request = request.lora_request
         self._end_ids = {request.eos_token_id, *(params.stop_token_ids or ())}
         self.detokenizer = IncrementalDetokenizer.from_new_request(tokenizer, request)
-        self.logprobs = LogprobsProcessor(tokenizer, params.logprobs) if params.logprobs is not None else None
+        self.logprobs = LogprobsProcessor(tokenizer, params)
         self.stats = RequestStateStats(arrival_time=request.arrival_time) if log_stats else None
         if self.stats is not None:
             self.stats.num_prompt_tokens = len(self.prompt_token_ids)
@@ -96,7 +96,9 @@ class RequestState:
         if stop is None and reason is not None:
             stop = self.detokenizer.flush()
         kept = self.detokenizer.token_ids[before:]
-        if self.logprobs is not None and output.new_logprobs is not None:
+        if output.new_prompt_logprobs_tensors is not None:
+            self.logprobs.take_prompt(output.new_prompt_logprobs_tensors, self.prompt_token_ids)
+        if output.new_logprobs is not None:
             self.logprobs.update(output.new_logprobs, len(kept), self.detokenizer.token_ids)
         return kept, stop
 
@@ -138,8 +140,8 @@ class RequestState:
             self.request_index,
             self.detokenizer.output_text,
             list(self.detokenizer.token_ids),
-            logprobs=list(self.logprobs.logprobs) if self.logprobs else None,
-            cumulative_logprob=self.logprobs.cumulative_logprob if self.logprobs else None,
+            logprobs=list(self.logprobs.logprobs) if self.logprobs.logprobs is not None else None,
+            cumulative_logprob=self.logprobs.cumulative_logprob,
         )
         earlier = self.parent_req.aggregated if self.parent_req is not None else []
         return self._request_output([*earlier, completion], finished=False)
@@ -166,17 +168,21 @@ class RequestState:
             self.request_index,
             self.detokenizer.next_text(finished=finish_reason is not None, delta=self._delta),
             token_ids,
-            logprobs.cumulative_logprob if logprobs is not None else None,
-            logprobs.logprobs[first:] if logprobs is not None else None,
+            logprobs.cumulative_logprob,
+            logprobs.logprobs[first:] if logprobs.logprobs is not None else None,
             str(finish_reason) if finish_reason is not None else None,
             stop_reason,
         )
 
     def _request_output(self, outputs: Sequence[CompletionOutput], *, finished: bool) -> RequestOutput:
+        prompt_logprobs = self.logprobs.prompt_logprobs
+        if self._delta:
+            self.logprobs.prompt_logprobs = None  # told once
         return RequestOutput(
             request_id=self.external_req_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
+            prompt_logprobs=prompt_logprobs,
             outputs=list(outputs),
             finished=finished,
             metrics=self.stats,

@@ -237,8 +237,6 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
 
     def _refuse_unbuilt(self) -> None:
         unbuilt = {
-            "prompt_logprobs": "is not built yet; leave it out",
-            "logprob_token_ids": "is not built yet; use logprobs",
             "prompt_logprob_token_ids": "is not built; use prompt_logprobs",
             "prompt_logprob_start": "is not built; use prompt_logprobs",
             "flat_logprobs": "is not built; leave it out",

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from llmkernel.config import EngineArgs
 from llmkernel.engine.core import EngineCore
 from llmkernel.engine.executor import UniProcExecutor
-from llmkernel.protocol.outputs import FinishReason
+from llmkernel.protocol.outputs import FinishReason, LogprobsLists
 from llmkernel.protocol.requests import EngineCoreRequest
 from llmkernel.protocol.sampling_params import SamplingParams
 
@@ -30,6 +30,8 @@ class Answer:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     num_cached: int = 0
+    logprobs: list[LogprobsLists] = dataclasses.field(default_factory=list)
+    prompt_logprobs: LogprobsLists | None = None
 
 
 class EngineRun:
@@ -74,6 +76,10 @@ class EngineRun:
                 answer.token_ids += output.new_token_ids
                 if output.new_logprobs is not None:
                     answer.logits += list(output.new_logprobs.logprobs[:, 1:])
+                    answer.logprobs.append(output.new_logprobs)
+                if output.new_prompt_logprobs_tensors is not None:
+                    assert answer.prompt_logprobs is None, "told twice"
+                    answer.prompt_logprobs = output.new_prompt_logprobs_tensors
                 if output.prefill_stats is not None:
                     answer.num_cached = output.prefill_stats.num_cached_tokens
                 answer.finish_reason = output.finish_reason

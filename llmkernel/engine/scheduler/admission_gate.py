@@ -46,12 +46,14 @@ class AdmissionGate:
             return f"prefill budget used ({self._max_num_batched_tokens} tokens a step)"
         return None
 
-    def why_skipped(self, request: Request, prefix: CachedPrefix) -> str | None:
+    def why_skipped(self, request: Request, prefix: CachedPrefix, plan: StepPlan) -> str | None:
         """Reasons that hold one request back in this step and let those behind it pass."""
         if self.pause_state is PauseState.PAUSED_NEW and request.status is not RequestStatus.PREEMPTED:
             return "the engine is paused for new requests"
         if prefix.being_computed:
             return "shares a prefix that is being computed in this step"
+        if request.needs_prompt_logprobs and plan.prompt_logprobs_budget <= 0:
+            return "other prompts have their logprobs computed in this step"
         return None
 
     def why_too_large(self, request: Request, prefix: CachedPrefix, *, num_running: int) -> str | None:

@@ -33,6 +33,7 @@ class Outbox:
             request.request_id,
             request.unsent_token_ids,
             new_logprobs=_joined(request.unsent_logprobs),
+            new_prompt_logprobs_tensors=request.unsent_prompt_logprobs,
             finish_reason=request.status.finish_reason,
             stop_reason=request.stop_reason,
             events=request.take_events(),
@@ -40,7 +41,7 @@ class Outbox:
             prefill_stats=_prefill_stats(request) if first else None,
         )
         request.prefill_told = request.prefill_told or first
-        request.unsent_token_ids, request.unsent_logprobs = [], []
+        request.unsent_token_ids, request.unsent_logprobs, request.unsent_prompt_logprobs = [], [], None
         self._outputs.setdefault(request.client_index, []).append(output)
 
     def refuse(self, client_index: int, request_id: str, reason: str) -> None:

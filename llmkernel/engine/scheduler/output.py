@@ -83,8 +83,10 @@ class ModelRunnerOutput:
 
     sampled_token_ids: request id -> new tokens; a request whose prefill is not through has no entry (or []).
     logprobs: of the sampled tokens, for requests that asked. errors: requests that failed alone, with the reason.
+    prompt_logprobs: of the prompt's tokens but the first, for requests that asked, with their first token.
     """
 
     sampled_token_ids: dict[str, list[int]]
     logprobs: dict[str, LogprobsLists] = dataclasses.field(default_factory=dict)
     errors: dict[str, str] = dataclasses.field(default_factory=dict)
+    prompt_logprobs: dict[str, LogprobsLists] = dataclasses.field(default_factory=dict)

@@ -156,6 +156,7 @@ class Scheduler:
             self.kv_cache.commit(request)
             if request.is_prefill_chunk:
                 continue
+            request.unsent_prompt_logprobs = output.prompt_logprobs.get(request_id, request.unsent_prompt_logprobs)
             self._take_tokens(request, output.sampled_token_ids.get(request_id), output.logprobs.get(request_id))
         self._drop_finished_from_running()
 
@@ -227,7 +228,9 @@ class Scheduler:
                 return
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted for one before it
-            num_tokens = min(request.num_tokens - request.num_computed_tokens, plan.budget)
+            num_tokens = plan.room(request)
+            if num_tokens == 0:
+                continue
             block_ids = self._allocate_or_preempt(request, num_tokens, plan)
             if block_ids is not None:
                 plan.add_running(request, num_tokens, block_ids)
@@ -255,7 +258,7 @@ class Scheduler:
                 break
             request = self.waiting.peek()
             prefix = self.kv_cache.find_prefix(request)
-            reason = self._gate.why_skipped(request, prefix)
+            reason = self._gate.why_skipped(request, prefix, plan)
             if reason is not None:
                 reasons.append(reason)
                 skipped.append(self.waiting.pop())
@@ -275,7 +278,7 @@ class Scheduler:
 
     def _admit(self, request: Request, prefix: CachedPrefix, plan: StepPlan) -> None:
         self.kv_cache.adopt_prefix(request, prefix)
-        num_tokens = min(request.num_tokens - request.num_computed_tokens, plan.budget)
+        num_tokens = plan.room(request)
         self.kv_cache.allocate_slots(request, num_tokens)
         resumed = request.status is RequestStatus.PREEMPTED
         self._num_preempted_waiting -= resumed

@@ -6,15 +6,21 @@ from llmkernel.engine.scheduler.output import CachedRequestData, NewRequestData,
 __all__ = ["StepPlan"]
 
 
+PROMPT_LOGPROBS_BUDGET = 256
+"""Prompt tokens of a step whose logits are all needed: 256 rows of 152,000 floats are 155 MB."""
+
+
 class StepPlan:
     """Who gets how many tokens, and what is left of the step's one token budget.
 
+    prompt_logprobs_budget: what is left for the prompts of requests that want their logprobs, which cost memory.
     new: run for the first time, with all their block ids. resumed: the same after preemption. running: with the ids of
     the blocks added in this step. preempted: lost their blocks while this step was planned.
     """
 
     def __init__(self, token_budget: int) -> None:
         self.budget = token_budget
+        self.prompt_logprobs_budget = min(PROMPT_LOGPROBS_BUDGET, token_budget)
         self.preempted: list[Request] = []
         self.num_scheduled_tokens: dict[str, int] = {}
         self._requests: dict[str, Request] = {}
@@ -25,6 +31,11 @@ class StepPlan:
     def __len__(self) -> int:
         """Requests that get tokens."""
         return len(self._requests)
+
+    def room(self, request: Request) -> int:
+        """How many of its tokens without KV the request can get."""
+        room = min(request.num_tokens - request.num_computed_tokens, self.budget)
+        return min(room, self.prompt_logprobs_budget) if request.needs_prompt_logprobs else room
 
     def add_running(self, request: Request, num_tokens: int, new_block_ids: list[int]) -> None:
         self._running[request.request_id] = new_block_ids
@@ -38,7 +49,7 @@ class StepPlan:
         """The request is preempted: what it was to get in this step goes back to the budget."""
         self.preempted.append(request)
         if self._requests.pop(request.request_id, None) is not None:
-            self.budget += self.num_scheduled_tokens.pop(request.request_id)
+            self._spend(request, -self.num_scheduled_tokens.pop(request.request_id))
             self._running.pop(request.request_id)
 
     def requests(self) -> list[Request]:
@@ -59,7 +70,12 @@ class StepPlan:
     def _count(self, request: Request, num_tokens: int) -> None:
         self._requests[request.request_id] = request
         self.num_scheduled_tokens[request.request_id] = num_tokens
+        self._spend(request, num_tokens)
+
+    def _spend(self, request: Request, num_tokens: int) -> None:
         self.budget -= num_tokens
+        if request.needs_prompt_logprobs:
+            self.prompt_logprobs_budget -= num_tokens
 
     def _new_data(self, request_id: str, block_ids: list[int]) -> NewRequestData:
         request = self._requests[request_id]

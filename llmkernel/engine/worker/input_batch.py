@@ -7,17 +7,28 @@ import numpy as np
 
 from llmkernel.engine.scheduler.output import NewRequestData
 from llmkernel.engine.worker.paged_attention import ScheduledTokens
+from llmkernel.engine.worker.prompt_logprobs import PromptLogprobs
 
-__all__ = ["InputBatch", "RunningRequest", "StepInputs"]
+__all__ = ["InputBatch", "PromptRows", "RunningRequest", "StepInputs"]
 
 
 class RunningRequest:
     """One request in the worker, from its first step until it is finished: all its tokens, and where its KV lies.
 
     token_ids: prompt, then output. output_token_ids: the output alone (the sampler's view). block_ids: int64, in order.
+    prompt_logprobs: what is known of them, None where they are not asked for, or told.
     """
 
-    __slots__ = ("_num_blocks", "_table", "num_computed", "num_prompt", "output_token_ids", "req_id", "token_ids")
+    __slots__ = (
+        "_num_blocks",
+        "_table",
+        "num_computed",
+        "num_prompt",
+        "output_token_ids",
+        "prompt_logprobs",
+        "req_id",
+        "token_ids",
+    )
 
     def __init__(self, data: NewRequestData) -> None:
         self.req_id = data.req_id
@@ -25,6 +36,7 @@ class RunningRequest:
         self.num_prompt = len(data.prompt_token_ids)
         self.output_token_ids: list[int] = []
         self.num_computed = data.num_computed_tokens
+        self.prompt_logprobs: PromptLogprobs | None = None
         self._table = np.zeros(max(8, len(data.block_ids)), dtype=np.int64)
         self._num_blocks = 0
         self.add_blocks(data.block_ids)
@@ -46,6 +58,10 @@ class RunningRequest:
         self._num_blocks = 0
         self.add_blocks(block_ids)
 
+    def prompt_positions(self, first: int, last: int) -> range:
+        """Of the tokens from first to last, which are computed now, those whose logits are about the prompt."""
+        return range(first, min(last, self.num_prompt - 1) if self.prompt_logprobs is not None else first)
+
     def append(self, token_id: int) -> None:
         self.token_ids.append(token_id)
         self.output_token_ids.append(token_id)
@@ -58,11 +74,21 @@ class RunningRequest:
 
 
 @dataclasses.dataclass(frozen=True)
+class PromptRows:
+    """Consecutive rows of the logits, from `row` on: what the model says after the prompt tokens at `positions`."""
+
+    request: RunningRequest
+    positions: range
+    row: int
+
+
+@dataclasses.dataclass(frozen=True)
 class StepInputs:
     """A step, flat: decodes first, by context length, then chunks. T tokens in all.
 
     token_ids, positions: int64 [T]. sampled: requests that get a token, in the order of logits_rows (indices into T).
-    unfinished_blocks: blocks begun in this step and not filled by it.
+    unfinished_blocks: blocks begun in this step and not filled by it. prompts: whose prompt logprobs this step has; the
+    rows of their logits follow those of `sampled` in logits_rows.
     """
 
     requests: list[RunningRequest]
@@ -72,6 +98,7 @@ class StepInputs:
     sampled: list[RunningRequest]
     logits_rows: np.ndarray
     unfinished_blocks: list[int]
+    prompts: list[PromptRows]
 
 
 class InputBatch:
@@ -94,6 +121,8 @@ class InputBatch:
         scheduled = [(self.requests[req_id], count) for req_id, count in num_scheduled_tokens.items()]
         scheduled.sort(key=lambda item: (item[1] > 1, item[0].num_computed))
         sequences, tokens, positions, sampled, rows, unfinished = [], [], [], [], [], []
+        prompts: list[tuple[RunningRequest, range]] = []
+        prompt_rows: list[int] = []
         end = 0
         for request, count in scheduled:
             first, last = request.num_computed, request.num_computed + count
@@ -104,6 +133,9 @@ class InputBatch:
             if last == len(request.token_ids):
                 sampled.append(request)
                 rows.append(end - 1)
+            if about_prompt := request.prompt_positions(first, last):
+                prompts.append((request, about_prompt))
+                prompt_rows.extend(range(end - count, end - count + len(about_prompt)))
             tail = last // self._block_size * self._block_size
             if first <= tail < last:
                 unfinished.append(int(request.block_ids[tail // self._block_size]))
@@ -113,6 +145,15 @@ class InputBatch:
             token_ids=np.array(tokens, dtype=np.int64),
             positions=np.concatenate(positions),
             sampled=sampled,
-            logits_rows=np.array(rows, dtype=np.int64),
+            logits_rows=np.array(rows + prompt_rows, dtype=np.int64),
             unfinished_blocks=unfinished,
+            prompts=_numbered(prompts, len(rows)),
         )
+
+
+def _numbered(prompts: list[tuple[RunningRequest, range]], first_row: int) -> list[PromptRows]:
+    numbered = []
+    for request, positions in prompts:
+        numbered.append(PromptRows(request, positions, first_row))
+        first_row += len(positions)
+    return numbered

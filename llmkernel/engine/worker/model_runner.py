@@ -5,12 +5,13 @@ import torch
 
 from llmkernel.engine.scheduler.output import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from llmkernel.engine.worker.attention import LayerSpec
-from llmkernel.engine.worker.input_batch import InputBatch
+from llmkernel.engine.worker.input_batch import InputBatch, StepInputs
 from llmkernel.engine.worker.kv_store import KVStore
 from llmkernel.engine.worker.models.transformers_model import TransformersModel
 from llmkernel.engine.worker.paged_attention import PagedAttention
 from llmkernel.engine.worker.sampler.sampler import Sampler
 from llmkernel.errors import LLMKernelError
+from llmkernel.engine.worker.prompt_logprobs import PromptLogprobs
 
 __all__ = ["ModelRunner"]
 
@@ -61,8 +62,10 @@ class ModelRunner:
             request.num_computed = sequence.context
         if not inputs.sampled:
             return output
+        if inputs.prompts:
+            output.errors.update(self._take_prompt_logprobs(logits, inputs))
         drawn = self._sampler.sample(
-            logits,
+            logits[: len(inputs.sampled)],
             [request.req_id for request in inputs.sampled],
             [request.output_token_ids for request in inputs.sampled],
             step.grammar,
@@ -73,10 +76,30 @@ class ModelRunner:
                 output.sampled_token_ids[request.req_id] = [token_id]
         output.logprobs = drawn.logprobs
         output.errors.update(drawn.errors)
+            if request.prompt_logprobs is not None:
+                output.prompt_logprobs[request.req_id] = request.prompt_logprobs.lists()
+                request.prompt_logprobs = None
         return output
 
     def _update_requests(self, step: SchedulerOutput) -> dict[str, str]:
         """Bring the requests' state to the scheduler's. Returns the requests that cannot run, with the reason."""
+    def _take_prompt_logprobs(self, logits: torch.Tensor, inputs: StepInputs) -> dict[str, str]:
+        """Keep what this step says of prompts. Returns the requests whose prompt cannot be told, with the reason."""
+        errors = {}
+        for prompt in inputs.prompts:
+            request, positions = prompt.request, prompt.positions
+            assert request.prompt_logprobs is not None
+            followers = request.token_ids[positions.start + 1 : positions.stop + 1]
+            lists = self._sampler.prompt_logprobs(
+                request.req_id, logits[prompt.row : prompt.row + len(positions)], followers
+            )
+            if np.isnan(lists.logprobs).any():
+                errors[request.req_id] = (
+                    "The model's logits for the prompt hold NaN; check the weights, or load it with dtype float32."
+                )
+            request.prompt_logprobs.put(positions.start, lists)
+        return errors
+
         for req_id in step.finished_req_ids:
             if self._batch.remove(req_id):
                 self._store.release(req_id)
@@ -93,7 +116,7 @@ class ModelRunner:
 
     def _start(self, data: NewRequestData) -> str | None:
         """Begin a request; the reason if its parameters or tokens cannot be served by this model."""
-        self._batch.add(data)
+        request = self._batch.add(data)
         self._store.admit(data.req_id, data.block_ids, data.num_computed_tokens)
         for token_id in data.prompt_token_ids:
             if not 0 <= token_id < self._num_embeddings:
@@ -112,6 +135,10 @@ class ModelRunner:
             return str(error)
         return None
 
+        count = data.sampling_params.prompt_logprobs
+        if count is not None:
+            width = 1 + (self._model.vocab_size if count < 0 else min(count, self._model.vocab_size))
+            request.prompt_logprobs = PromptLogprobs(request.num_prompt, width)
     def _update_known(self, data: CachedRequestData) -> None:
         for index, req_id in enumerate(data.req_ids):
             request = self._batch.requests[req_id]

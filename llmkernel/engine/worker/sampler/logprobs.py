@@ -19,30 +19,41 @@ _BLOCK = 16
 
 
 def gather_logprobs(
-    logits: torch.Tensor, token_ids: torch.Tensor, count: int, *, normalise: bool = True
+    logits: torch.Tensor,
+    token_ids: torch.Tensor,
+    count: int,
+    *,
+    others: torch.Tensor | None = None,
+    normalise: bool = True,
 ) -> LogprobsLists:
     """LogprobsLists of `logits` [positions, vocab] (any float type, not changed) and of the int64 ids chosen there.
 
     count: how many of the best follow the chosen token, larger first, lower id first among equals; 0 = none, the chosen
     token alone; -1 = the whole vocabulary, in order of ids. The rank of the chosen token is the number of entries with
     a value at least its own. For prompt logprobs, row i is what the model says after token i, and token_ids[i] is token
-    i + 1. normalise False gives the logits themselves.
+    i + 1. others: int64 ids that follow the chosen token in place of the best. normalise False gives the logits
+    themselves.
     """
     blocks = [
-        _gather_block(rows, chosen.unsqueeze(-1), count, normalise)
+        _gather_block(rows, chosen.unsqueeze(-1), count, others, normalise)
         for rows, chosen in zip(logits.split(_BLOCK), token_ids.split(_BLOCK), strict=True)
     ]
     ids, values, ranks = (torch.cat(parts).cpu().numpy() for parts in zip(*blocks, strict=True))
     return LogprobsLists(ids.astype(np.int32), values, ranks.astype(np.int32))
 
 
-def _gather_block(logits: torch.Tensor, chosen: torch.Tensor, count: int, normalise: bool) -> tuple[torch.Tensor, ...]:
+def _gather_block(
+    logits: torch.Tensor, chosen: torch.Tensor, count: int, others: torch.Tensor | None, normalise: bool
+) -> tuple[torch.Tensor, ...]:
     rows = pad_rows(logits)
     maxima = chunk_maxima(rows)
     values = rows.gather(1, chosen)
     ranks = _ranks(rows, maxima, values)
     ids, vocab_size = chosen, logits.shape[1]
-    if count < 0:
+    if others is not None:
+        ids = torch.cat([ids, others.expand(len(rows), -1)], dim=1)
+        values = rows.gather(1, ids)
+    elif count < 0:
         ids = torch.cat([ids, torch.arange(vocab_size, device=rows.device).expand(len(rows), -1)], dim=1)
         values = torch.cat([values, rows[:, :vocab_size]], dim=1)
     elif count:

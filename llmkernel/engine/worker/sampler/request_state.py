@@ -30,8 +30,12 @@ class RequestState:
         bad_words_token_ids: list[list[int]] | None,
     ) -> None:
         self.key = seed_key(seed)
-        self.logprobs = params.logprobs
         self.error = _unknown_id(params, bad_words_token_ids, vocab_size)
+        self.logprobs = params.num_logprobs
+        self.logprob_ids: torch.Tensor | None = None
+        if params.logprob_token_ids is not None and self.error is None:
+            self.logprob_ids = torch.tensor(params.logprob_token_ids, dtype=torch.int64, device=device)
+        self.prompt_logprobs = params.prompt_logprobs or 0
         self.truncation = _truncation(params, vocab_size)
         self.penalties = _penalties(params, vocab_size, prompt_token_ids)
         self.bias = _bias(params)
@@ -80,6 +84,7 @@ def _unknown_id(params: SamplingParams, bad_words: list[list[int]] | None, vocab
     named = {
         "logit_bias": params.logit_bias or (),
         "allowed_token_ids": params.allowed_token_ids or (),
+        "logprob_token_ids": params.logprob_token_ids or (),
         "bad_words": [token for word in bad_words or () for token in word],
     }
     for name, ids in named.items():

@@ -7,7 +7,7 @@ import torch
 
 from llmkernel.engine.scheduler.output import GrammarMasks
 from llmkernel.engine.worker.sampler.chunks import Scratch
-from llmkernel.engine.worker.sampler.logprobs import LogprobsMode
+from llmkernel.engine.worker.sampler.logprobs import LogprobsMode, gather_logprobs
 from llmkernel.engine.worker.sampler.request_state import RequestState
 from llmkernel.engine.worker.sampler.row import Row
 from llmkernel.engine.worker.sampler.step import SamplerStep
@@ -67,6 +67,16 @@ class Sampler:
             eos_token_id,
             bad_words_token_ids,
         )
+
+    @torch.inference_mode()
+    def prompt_logprobs(self, req_id: str, logits: torch.Tensor, token_ids: list[int]) -> LogprobsLists:
+        """Of the request's prompt: row i of `logits` is what the model says in front of token_ids[i].
+
+        Never processed: nothing of a prompt is drawn.
+        """
+        chosen = torch.tensor(token_ids, device=logits.device)
+        count = self._requests[req_id].prompt_logprobs
+        return gather_logprobs(logits, chosen, count, normalise=self._logprobs_mode.endswith("logprobs"))
 
     def remove(self, req_id: str) -> None:
         """Forget a request; an unknown id is let pass."""

@@ -45,9 +45,13 @@ class SamplerStep:
     def logprobs(self) -> dict[int, LogprobsLists]:
         """Row -> logprobs, for the rows that ask for them and have a token."""
         asked = [row for row in self._rows if row.state.logprobs is not None and self.token_ids[row.index] >= 0]
-        some = [row for row in asked if row.state.logprobs != -1]
+        named = [row for row in asked if row.state.logprob_ids is not None]
+        some = [row for row in asked if row.state.logprob_ids is None and row.state.logprobs != -1]
         everything = [row for row in asked if row.state.logprobs == -1]
-        return self._gather_logprobs(some) | self._gather_logprobs(everything)
+        found = self._gather_logprobs(some) | self._gather_logprobs(everything)
+        for row in named:
+            found |= self._gather_logprobs([row])
+        return found
 
     def _run_padded(self, rows: list[Row]) -> None:
         """Rows that are changed, or drawn, or both: in float32."""
@@ -88,6 +92,7 @@ class SamplerStep:
                 self._processed[row.index] = logits if cut is None else processed_logits(logits, maxima, cut)
 
     def _gather_logprobs(self, rows: list[Row]) -> dict[int, LogprobsLists]:
+        """Of these rows together; one that names the ids it wants comes alone."""
         if not rows:
             return {}
         counts = [row.state.logprobs or 0 for row in rows]
@@ -96,7 +101,8 @@ class SamplerStep:
         if self._processed:
             size = logits.shape[1]
             logits = torch.stack([self._processed.get(row.index, logits[n])[:size] for n, row in enumerate(rows)])
-        lists = gather_logprobs(logits, chosen, max(counts), normalise=self._mode.endswith("logprobs"))
+        normalise = self._mode.endswith("logprobs")
+        lists = gather_logprobs(logits, chosen, max(counts), others=rows[0].state.logprob_ids, normalise=normalise)
         return {row.index: _one_position(lists, n, counts[n]) for n, row in enumerate(rows)}
 
     def _sound(self, rows: list[Row], best: torch.Tensor) -> list[int]:
