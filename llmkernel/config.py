@@ -48,6 +48,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     num_threads: "auto" | int: torch threads of the engine.
     stream_interval: emit after this many tokens of a request (1 = every token).
     seed: default seed of requests that name none; None = a fresh one for every request.
+    implementation: "auto" is the fused decoder where it is built for the model, transformers' own class otherwise.
     keep_alive, speculative, data_parallel_size, import_paths: exist for later and are refused by name if set.
     """
 
@@ -73,6 +74,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     trust_remote_code: bool = False
     import_paths: tuple[str, ...] = ()
     log_stats: bool = True
+    implementation: Literal["auto", "fused", "transformers"] = "auto"
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "stream_interval"):

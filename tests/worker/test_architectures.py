@@ -11,10 +11,10 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2Attention
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaModel
 from transformers.models.stablelm.modeling_stablelm import StableLmForCausalLM
 
-from llmkernel.engine.worker.attention import ATTENTION
 from llmkernel.engine.worker.kv_store import PagedKVStore
 from llmkernel.engine.worker.models.architecture import cache_row_estimate, check_architecture, context_limit
 from llmkernel.engine.worker.models.probe import Probe
+from llmkernel.engine.worker.models.registered_attention import ATTENTION
 from llmkernel.engine.worker.models.transformers_model import TransformersModel
 from llmkernel.errors import UnsupportedFeatureError
 from tests.worker import tiny_models

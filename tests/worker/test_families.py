@@ -20,9 +20,26 @@ def prompts() -> list[list[int]]:
     return [rng.integers(0, tiny_models.VOCAB_SIZE, length).tolist() for length in LENGTHS]
 
 
-@pytest.fixture(scope="module", params=tiny_models.FAMILIES)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_models.save_family(request.param, tmp_path_factory.mktemp(request.param))
+CASES = [("transformers", family) for family in tiny_models.FAMILIES] + [
+    ("fused", family) for family in tiny_models.FUSED_FAMILIES
+]
+
+
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
+def case(request: pytest.FixtureRequest) -> tuple[str, str]:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def implementation(case: tuple[str, str]) -> str:
+    return case[0]
+
+
+@pytest.fixture(scope="module")
+def folder(case: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    implementation, family = case
+    save = tiny_models.save_fused_family if implementation == "fused" else tiny_models.save_family
+    return save(family, tmp_path_factory.mktemp(family))
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +48,13 @@ def reference(folder: Path) -> Reference:
 
 
 @pytest.mark.row("A-017")
-def test_alone_and_together_cold_and_warm(folder: Path, reference: Reference, prompts: list[list[int]]) -> None:
+def test_alone_and_together_cold_and_warm(
+    folder: Path, implementation: str, reference: Reference, prompts: list[list[int]]
+) -> None:
     seen = Comparison(reference, TOLERANCE)
     for chunk in (16, 64, 2048):
-        with EngineRun(folder, block_size=16, max_num_batched_tokens=chunk) as run:
+        with EngineRun(folder, implementation=implementation, block_size=16, max_num_batched_tokens=chunk) as run:
+            assert run.core.ready.model.implementation == implementation
             alone = [run.generate([prompt], NEW_TOKENS, logits=True)[0] for prompt in prompts]
             assert all(answer.num_cached == 0 for answer in alone)
             seen.check(prompts, alone, f"alone, chunks of {chunk}")
@@ -43,16 +63,19 @@ def test_alone_and_together_cold_and_warm(folder: Path, reference: Reference, pr
             seen.check(prompts, warm, f"together, warm, chunks of {chunk}")
             run.core.call_utility("reset_prefix_cache")
             seen.check(prompts, run.generate(prompts, NEW_TOKENS, logits=True), f"together, cold, chunks of {chunk}")
-    print(f"{folder.name}: {seen}")
+    print(f"{folder.name}, {implementation}: {seen}")
 
 
 @pytest.mark.row("A-017")
-def test_preempted_and_resumed(folder: Path, reference: Reference, prompts: list[list[int]]) -> None:
+def test_preempted_and_resumed(
+    folder: Path, implementation: str, reference: Reference, prompts: list[list[int]]
+) -> None:
     seen = Comparison(reference, TOLERANCE)
-    with EngineRun(folder, block_size=8, kv_cache_memory=_pool_of(folder, blocks=24)) as run:
+    pool = _pool_of(folder, blocks=24)
+    with EngineRun(folder, implementation=implementation, block_size=8, kv_cache_memory=pool) as run:
         seen.check(prompts, run.generate(prompts, NEW_TOKENS, logits=True), "small pool")
         assert run.num_preempted > 0
-    print(f"{folder.name}: {seen}, {run.num_preempted} preemptions")
+    print(f"{folder.name}, {implementation}: {seen}, {run.num_preempted} preemptions")
 
 
 def _pool_of(folder: Path, blocks: int) -> int:

@@ -53,9 +53,14 @@ def reference(smollm2_files: ModelFiles) -> Reference:
     return Reference(smollm2_files.folder, attn_implementation="sdpa")
 
 
+@pytest.fixture(scope="module", params=["fused", "transformers"])
+def implementation(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def run(smollm2_files: ModelFiles) -> Iterator[EngineRun]:
-    with EngineRun("smollm2", num_threads=THREADS) as run:
+def run(smollm2_files: ModelFiles, implementation: str) -> Iterator[EngineRun]:
+    with EngineRun("smollm2", num_threads=THREADS, implementation=implementation) as run:
         yield run
 
 
@@ -102,27 +107,29 @@ def test_some_alone(run: EngineRun, prompts: list[list[int]], seen: Comparison) 
 
 @pytest.mark.slow
 def test_chunks_of_64_in_a_pool_so_small_that_requests_are_preempted(
-    prompts: list[list[int]], seen: Comparison
+    implementation: str, prompts: list[list[int]], seen: Comparison
 ) -> None:
     first = prompts[LENGTHS.index(800)]  # fills nearly all; what is admitted beside it must give way when it all grows
     some = [first, *(prompt for prompt in prompts if len(prompt) < 800)]
-    with small_engine(tokens=900, max_num_batched_tokens=64) as run:
+    with small_engine(implementation, tokens=900, max_num_batched_tokens=64) as run:
         seen.check(some, run.generate(some, SHORT, logits=True), "chunks of 64, small pool")
         assert run.num_preempted > 0
 
 
 @pytest.mark.slow
-def test_chunks_of_16(prompts: list[list[int]], seen: Comparison) -> None:
+def test_chunks_of_16(implementation: str, prompts: list[list[int]], seen: Comparison) -> None:
     some = [prompt for prompt in prompts if len(prompt) <= 200]
-    with EngineRun("smollm2", num_threads=THREADS, max_num_batched_tokens=16) as run:
+    with EngineRun("smollm2", num_threads=THREADS, implementation=implementation, max_num_batched_tokens=16) as run:
         seen.check(some, run.generate(some, SHORT, logits=True), "chunks of 16")
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("chunk", [16, 64, 2048])
-def test_every_prompt_in_every_mode(chunk: int, prompts: list[list[int]], seen: Comparison) -> None:
-    with EngineRun("smollm2", num_threads=THREADS, max_num_batched_tokens=chunk) as run:
+def test_every_prompt_in_every_mode(
+    chunk: int, implementation: str, prompts: list[list[int]], seen: Comparison
+) -> None:
+    with EngineRun("smollm2", num_threads=THREADS, implementation=implementation, max_num_batched_tokens=chunk) as run:
         alone = [run.generate([prompt], LONG, logits=True)[0] for prompt in prompts]
         seen.check(prompts, alone, f"alone, cold, chunks of {chunk}")
         again = [run.generate([prompt], LONG, logits=True)[0] for prompt in prompts]
@@ -131,17 +138,18 @@ def test_every_prompt_in_every_mode(chunk: int, prompts: list[list[int]], seen: 
         seen.check(prompts, run.generate(prompts, LONG, logits=True), f"together, warm, chunks of {chunk}")
         run.core.call_utility("reset_prefix_cache")
         seen.check(prompts, run.generate(prompts, LONG, logits=True), f"together, cold, chunks of {chunk}")
-    with small_engine(tokens=1600, max_num_batched_tokens=chunk) as run:
+    with small_engine(implementation, tokens=1600, max_num_batched_tokens=chunk) as run:
         longest_first = prompts[-1:] + prompts[:-1]
         seen.check(longest_first, run.generate(longest_first, LONG, logits=True), f"small pool, chunks of {chunk}")
         assert run.num_preempted > 0
 
 
-def small_engine(tokens: int, max_num_batched_tokens: int) -> EngineRun:
+def small_engine(implementation: str, tokens: int, max_num_batched_tokens: int) -> EngineRun:
     """A pool of so many tokens (46,080 bytes each), in blocks of 4: every few tokens somebody needs another one."""
     return EngineRun(
         "smollm2",
         num_threads=THREADS,
+        implementation=implementation,
         block_size=4,
         kv_cache_memory=tokens * 46080,
         max_num_batched_tokens=max_num_batched_tokens,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from llmkernel.config import EngineArgs
-from llmkernel.engine.worker import loading
+from llmkernel.engine.worker.models import fused_load
 from llmkernel.engine.worker.worker import Worker
 from llmkernel.errors import EngineStartupError, InvalidRequestError, LLMKernelError, UnsupportedFeatureError
 from llmkernel.protocol.outputs import FinishReason
@@ -41,10 +41,11 @@ def test_stages_and_facts(folder: Path, reports: Reports) -> None:
     assert reports.stages == ["importing", "weights", "kv cache", "warm-up"]
     assert list(facts.load_timings) == reports.stages
     assert all(seconds >= 0 for seconds in facts.load_timings.values())
-    assert facts.model.architecture == "LlamaForCausalLM"
+    assert (facts.model.architecture, facts.model.implementation) == ("LlamaForCausalLM", "fused")
     assert (facts.model.vocab_size, facts.model.max_position) == (tiny_models.VOCAB_SIZE, tiny_models.MAX_POSITION)
     assert (facts.model.dtype, facts.model.device, facts.num_threads) == ("float32", "cpu", 1)
-    assert 0 <= facts.model.weights_bytes - 4 * facts.model.num_parameters < 100  # buffers of RoPE
+    embedding = 4 * tiny_models.VOCAB_SIZE * 32  # stays in the file
+    assert facts.model.weights_bytes == 4 * facts.model.num_parameters - embedding
     assert (facts.block_size, facts.max_model_len) == (32, tiny_models.MAX_POSITION)
     assert facts.num_blocks == 1 + 128 * tiny_models.MAX_POSITION // 32  # max_num_seqs at full length: it is small
     assert facts.kv_cache_bytes == facts.num_blocks * 32 * (4 * 2 * 2 * 8) * 4  # layers, k and v, heads, size, float32
@@ -82,7 +83,7 @@ def test_memory_is_checked_before_weights_are_read(
     def read_weights(*args: object, **kwargs: object) -> None:
         raise AssertionError("weights were read")
 
-    monkeypatch.setattr(loading, "load_model", read_weights)
+    monkeypatch.setattr(fused_load, "build_decoder", read_weights)
     monkeypatch.setenv("LLMKERNEL_MEMORY_LIMIT", "100MiB")
     with pytest.raises(
         InvalidRequestError, match=r"need 1\d\d\.\d KiB and 256.0 MiB to work with; 100.0 MiB of memory"

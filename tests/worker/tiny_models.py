@@ -27,6 +27,33 @@ _COMMON = {
 _GPT2 = {"n_embd": 32, "n_head": 4, "n_layer": 4, "n_positions": MAX_POSITION, "num_key_value_heads": None}
 _MIXED_WINDOWS = {"layer_types": ["sliding_attention", "full_attention"] * 2}
 
+_YARN = {"rope_type": "yarn", "rope_theta": 1e3, "factor": 4.0, "original_max_position_embeddings": 64}
+_LLAMA3 = {**_YARN, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LINEAR = {"rope_type": "linear", "rope_theta": 1e3, "factor": 4.0}
+_PARTIAL = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+_GRANITE = {
+    "embedding_multiplier": 2.0,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.3,
+    "logits_scaling": 4.0,
+}
+
+FUSED_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-tied-mqa": ("llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-linear": ("llama", {"rope_parameters": _LINEAR}),
+    "llama-3": ("llama", {"rope_parameters": _LLAMA3}),
+    "llama-yarn": ("llama", {"rope_parameters": _YARN}),
+    "mistral-window": ("mistral", {"sliding_window": 24}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 2}),
+    "qwen3": ("qwen3", {"head_dim": 16, "attention_bias": True}),
+    "granite": ("granite", _GRANITE),
+    "phi3-partial": ("phi3", {"rope_parameters": _PARTIAL, "sliding_window": 40}),
+}
+"""What the fused decoder runs: each of its features once."""
+
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-tied-mqa": ("llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
@@ -103,5 +130,15 @@ def save(model: PreTrainedModel, folder: Path) -> Path:
 
 
 def save_family(family: str, folder: Path) -> Path:
-    model_type, options = FAMILIES[family]
+    model_type, options = (FAMILIES | FUSED_FAMILIES)[family]
     return save(build(model_type, **options), folder)
+
+
+def save_fused_family(family: str, folder: Path) -> Path:
+    """As save_family, with biases and norms of all values: a checkpoint's are not all zero or one."""
+    model_type, options = FUSED_FAMILIES[family]
+    model = build(model_type, **options)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter.data, mean=float(name.endswith("norm.weight")), std=0.3)
+    return save(model, folder)

@@ -1,42 +1,39 @@
 """The load of a model, from its name to a runner: files, checks, weights, KV pool, proof. Importing this imports torch.
 
-What is refused is refused as early as it can be known: architecture and memory before any weight is read.
+What is refused is refused as early as it can be known: architecture and memory before any weight is read. transformers
+is imported only for models that the fused decoder does not run.
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedConfig
 
 from llmkernel.config import EngineArgs
 from llmkernel.engine.executor_facts import ExecutorFacts, ReportProgress
-from llmkernel.engine.worker.attention import ATTENTION, LayerSpec
+from llmkernel.engine.worker.attention import LayerSpec
+from llmkernel.engine.worker.generation_config import read_generation_config
 from llmkernel.engine.worker.hardware import resolve_device, resolve_dtype, resolve_num_threads
 from llmkernel.engine.worker.kv_store import KVStore, PagedKVStore
-from llmkernel.engine.worker.memory import KVPlan, available_memory, plan_kv_cache, weight_files, weights_need
+from llmkernel.engine.worker.memory import KVPlan, available_memory, plan_kv_cache
 from llmkernel.engine.worker.model_files import ModelFiles
-from llmkernel.engine.worker.model_loader import LoadedModel, load_model, read_config
 from llmkernel.engine.worker.model_runner import ModelRunner
 from llmkernel.engine.worker.model_source import resolve_model
-from llmkernel.engine.worker.models.architecture import (
-    architecture_name,
-    cache_row_estimate,
-    check_architecture,
-    context_limit,
-)
-from llmkernel.engine.worker.models.probe import PROMPT_TOKENS, Probe
-from llmkernel.engine.worker.models.transformers_model import TransformersModel
+from llmkernel.engine.worker.models.decoder_config import NotFused
+from llmkernel.engine.worker.models.fused_load import FusedLoad
+from llmkernel.engine.worker.models.runnable import Runnable
 from llmkernel.engine.worker.sampler.sampler import Sampler
 from llmkernel.engine.worker.tokenizer_facts import read_tokenizer_facts
+from llmkernel.errors import UnsupportedFeatureError
 from llmkernel.protocol.handshake import ModelFacts, TokenizerFacts
+
+if TYPE_CHECKING:
+    from llmkernel.engine.worker.models.transformers_load import TransformersLoad
 
 __all__ = ["ReadyModel", "load"]
 
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_PROOF_BLOCK = 4
-"""Block size of the proof's own small pool, so that its short prompt crosses blocks."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,23 +51,23 @@ def load(args: EngineArgs, report: ReportProgress) -> ReadyModel:
     machine = _Machine(args)
     torch.set_num_threads(machine.num_threads)
     files = resolve_model(args, report)
+    way = _choose(files, args, machine, report)
     report("weights", 0, 0, files.name)
-    memory = _check(files, args, machine)
-    loaded = load_model(files, args, report, attn_implementation=ATTENTION)
+    memory = _Memory(files.name, way.limit, args, machine)
+    memory.plan(way.row_size, way.weights_estimate)
+    loaded = way.load(report)
     report("kv cache", 0, 0, "")
-    model = TransformersModel(loaded.model)
-    probe = Probe(model, loaded.config, machine.device)
-    layers = probe.inspect()
+    layers = list(loaded.layers.values())
     plan = memory.plan(sum(layer.row_size for layer in layers), loaded.weights_bytes)
     store = machine.make_store(layers, plan.num_blocks, plan.block_size)
     report("warm-up", 0, 0, "")
-    probe.verify(machine.make_store(layers, 1 + -(-PROMPT_TOKENS // _PROOF_BLOCK), _PROOF_BLOCK))
-    sampler = Sampler(model.vocab_size, machine.device, default_seed=args.seed)
-    runner = ModelRunner(model, probe.layers, store, sampler, dtype=machine.dtype, device=machine.device)
+    loaded.prove(lambda num_blocks, block_size: machine.make_store(layers, num_blocks, block_size))
+    sampler = Sampler(loaded.model.vocab_size, machine.device, default_seed=args.seed)
+    runner = ModelRunner(loaded.model, loaded.layers, store, sampler, dtype=machine.dtype, device=machine.device)
     tokenizer = read_tokenizer_facts(files, args)
-    notes = [*files.notes, *(note for note in (memory.note, plan.note) if note)]
+    notes = [*files.notes, *loaded.notes, *(note for note in (way.note, plan.note) if note)]
     facts = ExecutorFacts(
-        model=_model_facts(files, loaded, model, machine, tokenizer, memory.limit, notes),
+        model=_model_facts(files, loaded, machine, tokenizer, way.limit, notes),
         tokenizer=tokenizer,
         num_blocks=store.num_blocks,
         block_size=store.block_size,
@@ -94,58 +91,70 @@ class _Machine:
             return int(torch.cuda.mem_get_info(self.device)[0])
         return available_memory()
 
-    def make_store(self, layers: Sequence[LayerSpec], num_blocks: int, block_size: int) -> PagedKVStore:
-        return PagedKVStore(layers, num_blocks=num_blocks, block_size=block_size, dtype=self.dtype, device=self.device)
+    def make_store(self, layers: Iterable[LayerSpec], num_blocks: int, block_size: int) -> PagedKVStore:
+        return PagedKVStore(
+            list(layers), num_blocks=num_blocks, block_size=block_size, dtype=self.dtype, device=self.device
+        )
 
 
 class _Memory:
     """Sizes the KV pool against what was free before the load; asked twice, with estimates and with measured rows."""
 
-    def __init__(self, name: str, config: PreTrainedConfig, args: EngineArgs, machine: _Machine) -> None:
+    def __init__(self, name: str, limit: int, args: EngineArgs, machine: _Machine) -> None:
         self._name = name
+        self._limit = limit
         self._args = args
         self._item = machine.dtype.itemsize
         self._free = machine.free_memory()
-        self.limit, self.note = context_limit(config)
 
     def plan(self, row_size: int, weights: int) -> KVPlan:
         return plan_kv_cache(
             self._args,
             name=self._name,
-            max_position=self.limit,
+            max_position=self._limit,
             bytes_per_token=row_size * self._item,
             weights=weights,
             available=self._free,
         )
 
 
-def _check(files: ModelFiles, args: EngineArgs, machine: _Machine) -> _Memory:
-    """Refuse what config.json and the headers of the weights rule out."""
-    config = read_config(files, args)
-    check_architecture(config)
-    memory = _Memory(files.name, config, args, machine)
-    memory.plan(cache_row_estimate(config), weights_need(weight_files(files.folder), machine.dtype.itemsize))
-    return memory
+def _choose(
+    files: ModelFiles, args: EngineArgs, machine: _Machine, report: ReportProgress
+) -> "FusedLoad | TransformersLoad":
+    """The fused decoder where it is built for the model, transformers otherwise; or what `implementation` says."""
+    if args.implementation != "transformers":
+        try:
+            return FusedLoad(files, args, machine.dtype, machine.device)
+        except NotFused as reason:
+            if args.implementation == "fused":
+                raise UnsupportedFeatureError(
+                    f"{files.name} cannot run with implementation = 'fused': {reason}; use 'auto' or 'transformers'.",
+                    parameter="implementation",
+                    value=args.implementation,
+                ) from None
+    report("importing", 0, 0, "transformers")
+    from llmkernel.engine.worker.models.transformers_load import TransformersLoad  # 2 s that a fused model saves
+
+    return TransformersLoad(files, args, machine.dtype, machine.device)
 
 
 def _model_facts(
     files: ModelFiles,
-    loaded: LoadedModel,
-    model: TransformersModel,
+    loaded: Runnable,
     machine: _Machine,
     tokenizer: TokenizerFacts,
     max_position: int,
     notes: list[str],
 ) -> ModelFacts:
-    defaults = loaded.generation_config
+    defaults = read_generation_config(files.folder)
     return ModelFacts(
         name=files.name,
         source=files.source,
-        architecture=architecture_name(loaded.config),
-        implementation=model.implementation,
+        architecture=loaded.architecture,
+        implementation=loaded.model.implementation,
         dtype=str(machine.dtype).removeprefix("torch."),
         device=str(machine.device),
-        vocab_size=min(model.vocab_size, model.num_embeddings),
+        vocab_size=min(loaded.model.vocab_size, loaded.model.num_embeddings),
         max_position=max_position,
         quantization=files.quantization,
         num_parameters=loaded.num_parameters,

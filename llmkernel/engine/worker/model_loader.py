@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from llmkernel.config import EngineArgs
 from llmkernel.engine.executor_facts import ReportProgress
+from llmkernel.engine.worker.generation_config import read_generation_config
 from llmkernel.engine.worker.hardware import resolve_device, resolve_dtype
 from llmkernel.engine.worker.model_files import ModelFiles, read_json
 from llmkernel.errors import EngineStartupError, UnsupportedFeatureError
@@ -67,16 +68,6 @@ def load_model(files: ModelFiles, args: EngineArgs, report: ReportProgress, *, a
         num_parameters=sum(tensor.numel() for tensor in parameters),
         dtype=dtype,
     )
-
-
-def read_generation_config(folder: Path) -> dict[str, Any]:
-    """generation_config.json, or the ids that config.json holds where there is none."""
-    if (folder / "generation_config.json").exists():
-        return read_json(folder / "generation_config.json")
-    config = read_json(folder / "config.json")
-    text = config.get("text_config") or {}
-    keys = ("bos_token_id", "eos_token_id", "pad_token_id")
-    return {key: value for key in keys if (value := config.get(key, text.get(key))) is not None}
 
 
 def read_config(files: ModelFiles, args: EngineArgs) -> PretrainedConfig:

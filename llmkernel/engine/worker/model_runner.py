@@ -1,5 +1,7 @@
 """ModelRunner: one step of the scheduler, as one forward of the model and one draw per request that is due a token."""
 
+from collections.abc import Hashable, Mapping
+
 import numpy as np
 import torch
 
@@ -7,7 +9,7 @@ from llmkernel.engine.scheduler.output import CachedRequestData, ModelRunnerOutp
 from llmkernel.engine.worker.attention import LayerSpec
 from llmkernel.engine.worker.input_batch import InputBatch, StepInputs
 from llmkernel.engine.worker.kv_store import KVStore
-from llmkernel.engine.worker.models.transformers_model import TransformersModel
+from llmkernel.engine.worker.models.runnable import RunnableModel
 from llmkernel.engine.worker.paged_attention import PagedAttention
 from llmkernel.engine.worker.sampler.sampler import Sampler
 from llmkernel.errors import LLMKernelError
@@ -21,8 +23,8 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: TransformersModel,
-        layers: dict[torch.nn.Module, LayerSpec],
+        model: RunnableModel,
+        layers: Mapping[Hashable, LayerSpec],
         store: KVStore,
         sampler: Sampler,
         *,

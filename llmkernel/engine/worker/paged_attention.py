@@ -4,7 +4,7 @@ Decodes (one token) are padded together in a few groups of similar length; longe
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,7 @@ class PagedAttention:
     def __init__(
         self,
         store: KVStore,
-        layers: dict[torch.nn.Module, LayerSpec],
+        layers: Mapping[Hashable, LayerSpec],
         sequences: Sequence[ScheduledTokens],
         *,
         dtype: torch.dtype,
@@ -81,11 +81,18 @@ class PagedAttention:
         value: torch.Tensor,
         asked: dict[str, Any],
     ) -> torch.Tensor:
-        layer = self._layers[module]
-        self.num_calls += 1
         rows = torch.cat((key[0].transpose(0, 1).flatten(1), value[0].transpose(0, 1).flatten(1)), -1)
+        return self._write_and_attend(self._layers[module], query, rows, asked.get("s_aux"))
+
+    def attend_rows(self, layer: LayerSpec, query: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """For the fused decoder: query [T, H, D], rows [T, row_size] (keys, then values) -> [T, H, Dv]."""
+        return self._write_and_attend(layer, query.transpose(0, 1)[None], rows, None)
+
+    def _write_and_attend(
+        self, layer: LayerSpec, query: torch.Tensor, rows: torch.Tensor, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
+        self.num_calls += 1
         self._store.write(layer.index, self._block_ids, self._offsets, rows)
-        sinks = asked.get("s_aux")
         spans = self._spans[layer.window]
         parts = [self._attend_span(span, query, layer, sinks) for span in spans]
         return parts[0] if len(parts) == 1 else torch.cat(parts)

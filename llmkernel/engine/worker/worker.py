@@ -35,8 +35,8 @@ class Worker:
                 parameter="quantization",
                 value=self._args.quantization,
             )
-        self._clock.report("importing", 0, 0, "torch and transformers")
-        from llmkernel.engine.worker.loading import load  # imports torch and transformers: seconds, a stage of the load
+        self._clock.report("importing", 0, 0, "torch")
+        from llmkernel.engine.worker.loading import load  # imports torch: a second, a stage of the load
 
         ready = load(self._args, self._clock.report)
         facts = dataclasses.replace(ready.facts, load_timings=self._clock.stop())

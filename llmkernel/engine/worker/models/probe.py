@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedConfig
 
-from llmkernel.engine.worker.attention import PROBE, LayerSpec, MaskPattern, attend, mask_pattern_of
+from llmkernel.engine.worker.attention import LayerSpec, attend
 from llmkernel.engine.worker.kv_store import KVStore
 from llmkernel.engine.worker.models.architecture import refuse
+from llmkernel.engine.worker.models.registered_attention import PROBE, MaskPattern, mask_pattern_of
 from llmkernel.engine.worker.models.transformers_model import TransformersModel
 from llmkernel.engine.worker.paged_attention import PagedAttention, ScheduledTokens
 from llmkernel.errors import LLMKernelError

@@ -5,7 +5,8 @@ import inspect
 import torch
 from transformers import PreTrainedModel
 
-from llmkernel.engine.worker.attention import AttentionContext, active
+from llmkernel.engine.worker.attention import AttentionContext
+from llmkernel.engine.worker.models.registered_attention import active
 
 __all__ = ["TransformersModel"]
 

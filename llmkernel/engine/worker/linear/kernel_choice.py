@@ -1,0 +1,42 @@
+"""dense_kernel: which form of a dense weight is fastest here, measured on a real weight within a tenth of a second."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from llmkernel.engine.worker.linear.linear import Linear, PlainLinear
+from llmkernel.engine.worker.linear.packed_linear import PackedLinear, packing_works
+
+__all__ = ["MakeLinear", "dense_kernel", "fastest"]
+
+MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+"""(weight [out, in], bias or None) -> Linear."""
+
+_ROWS = (1, 16)
+_SECONDS = 0.1
+
+
+def dense_kernel(sample: torch.Tensor) -> MakeLinear:
+    """The constructor to use for weights like `sample` (of the final dtype, on the final device)."""
+    if sample.device.type != "cpu" or sample.dtype != torch.bfloat16 or not packing_works():
+        return PlainLinear
+    kernels: list[MakeLinear] = [PackedLinear, PlainLinear]
+    return kernels[fastest([kernel(sample, None) for kernel in kernels], sample.shape[1], sample.dtype)]
+
+
+def fastest(linears: Sequence[Linear], size: int, dtype: torch.dtype, rows: Sequence[int] = _ROWS) -> int:
+    """Index of the fastest, the earlier one when in doubt. Best times count, in turns: load disturbs all alike."""
+    inputs = [torch.ones(count, size, dtype=dtype) for count in rows]
+    best = [[float("inf")] * len(inputs) for _ in linears]
+    until = time.perf_counter() + _SECONDS
+    rounds = 0
+    while rounds < 2 or (time.perf_counter() < until and rounds < 50):
+        for linear, times in zip(linears, best, strict=True):
+            for index, x in enumerate(inputs):
+                started = time.perf_counter()
+                linear(x)
+                times[index] = min(times[index], time.perf_counter() - started)
+        rounds += 1
+    totals = [sum(time / first for time, first in zip(times, best[0], strict=True)) for times in best]
+    return min(range(len(totals)), key=lambda index: (totals[index] * (1 if index == 0 else 1.05), index))

@@ -1,0 +1,31 @@
+"""Linear: what the decoder calls. PlainLinear: torch's own product, right on every device and in every float type."""
+
+import abc
+
+import torch
+from torch.nn import functional
+
+__all__ = ["Linear", "PlainLinear"]
+
+
+class Linear(abc.ABC):
+    """x [T, in] -> [T, out] in the dtype of x. kind: its name for people. nbytes: memory of weight and bias."""
+
+    kind: str
+    nbytes: int
+
+    @abc.abstractmethod
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+
+class PlainLinear(Linear):
+    """weight [out, in] as it is; it is shared with whoever else holds it (tied embeddings)."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.kind = str(weight.dtype).removeprefix("torch.")
+        self.nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
+        self._weight = weight
+        self._bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self._weight, self._bias)

@@ -1,0 +1,111 @@
+"""FusedLoad: a model straight from config.json and safetensors into the fused decoder. Imports no transformers."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from llmkernel.config import EngineArgs
+from llmkernel.engine.executor_facts import ReportProgress
+from llmkernel.engine.worker.attention import LayerSpec
+from llmkernel.engine.worker.memory import weight_files, weights_need
+from llmkernel.engine.worker.model_files import ModelFiles, read_json
+from llmkernel.engine.worker.models.checkpoint import Checkpoint, SafetensorsCheckpoint
+from llmkernel.engine.worker.models.decoder_builder import BuiltDecoder, build_decoder
+from llmkernel.engine.worker.models.decoder_config import NotFused, read_decoder_config
+from llmkernel.engine.worker.models.runnable import MakeStore, Runnable
+from llmkernel.engine.worker.paged_attention import PagedAttention, ScheduledTokens
+from llmkernel.errors import EngineStartupError
+
+__all__ = ["FusedLoad"]
+
+_PROMPT_TOKENS = 8
+_CHUNKS = (4, 2, 1, 1)
+_PROOF_BLOCK = 4
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
+
+
+class FusedLoad:
+    """Reads the configuration at once (NotFused if it is not for the fused decoder), the weights in `load`."""
+
+    def __init__(self, files: ModelFiles, args: EngineArgs, dtype: torch.dtype, device: torch.device) -> None:
+        content = read_json(files.folder / "config.json")
+        _check_plain(content, args)
+        self.config = read_decoder_config(content)
+        self.limit = self.config.max_position
+        self.note: str | None = None
+        self._weights = weight_files(files.folder)
+        if not self._weights:
+            raise NotFused("its weights are not safetensors")
+        self._checkpoint: Checkpoint = SafetensorsCheckpoint(self._weights, files.source)
+        if "model.embed_tokens.weight" not in self._checkpoint:
+            raise NotFused("its tensors have other names")
+        self._files = files
+        self._dtype = dtype
+        self._device = device
+
+    @property
+    def row_size(self) -> int:
+        """Numbers that one token keeps in the cache, all layers together."""
+        return sum(layer.row_size for layer in self.config.layers)
+
+    @property
+    def weights_estimate(self) -> int:
+        """Bytes that the weights will take."""
+        return weights_need(self._weights, self._dtype.itemsize)
+
+    def load(self, report: ReportProgress) -> Runnable:
+        """The model, its weights read. Progress is stage "weights", in layers."""
+        name = self._files.name
+        built = build_decoder(
+            self.config,
+            self._checkpoint,
+            dtype=self._dtype,
+            device=self._device,
+            progress=lambda done, total: report("weights", done, total, name),
+        )
+        layers = {layer.index: layer for layer in self.config.layers}
+        return Runnable(
+            model=built.model,
+            layers=layers,
+            architecture=self.config.architecture,
+            weights_bytes=built.weights_bytes,
+            num_parameters=built.num_parameters,
+            prove=lambda make_store: self._prove(built, layers, make_store),
+        )
+
+    def _prove(self, built: BuiltDecoder, layers: dict[int, LayerSpec], make_store: MakeStore) -> None:
+        """A prompt in one piece and in chunks and single tokens must give the same; it also warms the kernels up."""
+        ids = (torch.arange(_PROMPT_TOKENS) * 7919 + 11) % built.model.num_embeddings
+        blocks = np.arange(1, 1 + -(-_PROMPT_TOKENS // _PROOF_BLOCK))
+        store = make_store(1 + len(blocks), _PROOF_BLOCK)
+
+        def run(done: int, size: int) -> torch.Tensor:
+            part = torch.arange(done, done + size, device=self._device)
+            tokens = [ScheduledTokens(size, done, blocks)]
+            context = PagedAttention(store, layers, tokens, dtype=self._dtype, device=self._device)
+            rows = torch.arange(size, device=self._device)
+            return built.model.forward(ids.to(self._device)[part], part, rows, context).float()
+
+        whole = run(0, _PROMPT_TOKENS)
+        starts = np.cumsum((0, *_CHUNKS[:-1])).tolist()
+        pieces = torch.cat([run(start, size) for start, size in zip(starts, _CHUNKS, strict=True)])
+        if not (whole.isfinite().all() and pieces.isfinite().all()):
+            raise EngineStartupError(
+                f"Cannot load {self._files.source}: its logits hold NaN or infinity; check its weights, or use dtype "
+                "float32."
+            )
+        spread = (whole - whole.mean(-1, keepdim=True)).norm(dim=-1).clamp_min(1e-6)
+        distance = ((pieces - whole).norm(dim=-1) / spread).max()
+        if distance > _TOLERANCE[self._dtype]:
+            raise EngineStartupError(
+                f"Cannot run {self._files.source} fused: in chunks its logits differ by {distance:.2g}; "
+                "load it with implementation='transformers', and report it."
+            )
+
+
+def _check_plain(content: dict[str, Any], args: EngineArgs) -> None:
+    if content.get("quantization_config"):
+        raise NotFused("its weights are quantized in a way of their own")
+    if args.trust_remote_code and content.get("auto_map"):
+        raise NotFused("its own code runs it")
