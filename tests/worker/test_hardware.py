@@ -1,6 +1,8 @@
 """The "auto" settings: device, number format and threads follow the machine."""
 
 import os
+import resource
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,13 @@ import torch
 
 from llmkernel.config import EngineArgs
 from llmkernel.engine.worker import hardware
-from llmkernel.engine.worker.hardware import physical_cores, resolve_device, resolve_dtype, resolve_num_threads
+from llmkernel.engine.worker.hardware import (
+    keep_freed_memory,
+    physical_cores,
+    resolve_device,
+    resolve_dtype,
+    resolve_num_threads,
+)
 from llmkernel.errors import InvalidRequestError, UnsupportedFeatureError
 
 CPU = torch.device("cpu")
@@ -83,3 +91,15 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         resolve_device(EngineArgs(device="meta"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert resolve_device(EngineArgs()).type == "cuda"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="malloc's settings are glibc's")
+def test_freed_memory_is_kept_for_the_next_step() -> None:
+    assert keep_freed_memory()
+    size = 16 * 2**20
+    torch.empty(size, dtype=torch.uint8).fill_(1)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        torch.empty(size, dtype=torch.uint8).fill_(1)
+    pages = size // resource.getpagesize()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 2 * pages  # 10 times as many by default

@@ -1,5 +1,6 @@
 """What the machine is: device, number format, threads. `auto` settings become facts here."""
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -8,7 +9,11 @@ import torch
 from llmkernel.config import EngineArgs
 from llmkernel.errors import InvalidRequestError, UnsupportedFeatureError
 
-__all__ = ["physical_cores", "resolve_device", "resolve_dtype", "resolve_num_threads"]
+__all__ = ["keep_freed_memory", "physical_cores", "resolve_device", "resolve_dtype", "resolve_num_threads"]
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LARGEST_FROM_HEAP = 32 * 2**20  # the most that glibc takes
+_KEPT_AT_MOST = 512 * 2**20
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 _CGROUP_V2_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -54,6 +59,19 @@ def physical_cores() -> int:
     cores = {_siblings(cpu) for cpu in usable}
     quota = _cgroup_quota()
     return max(1, len(cores) if quota is None else min(len(cores), int(quota)))
+
+
+def keep_freed_memory() -> bool:
+    """Let malloc keep what a step frees for the next one (glibc; elsewhere nothing happens and False comes back).
+
+    By default activations of some MB go back to the system when they are freed, and are faulted in again page by page a
+    moment later: a fifth of the time of a prefill.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # no glibc
+        return False
+    return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_FROM_HEAP)) and bool(mallopt(_M_TRIM_THRESHOLD, _KEPT_AT_MOST))
 
 
 def _cpu_multiplies_bfloat16() -> bool:

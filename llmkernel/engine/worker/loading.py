@@ -14,7 +14,7 @@ from llmkernel.config import EngineArgs
 from llmkernel.engine.executor_facts import ExecutorFacts, ReportProgress
 from llmkernel.engine.worker.attention import LayerSpec
 from llmkernel.engine.worker.generation_config import read_generation_config
-from llmkernel.engine.worker.hardware import resolve_device, resolve_dtype, resolve_num_threads
+from llmkernel.engine.worker.hardware import keep_freed_memory, resolve_device, resolve_dtype, resolve_num_threads
 from llmkernel.engine.worker.kv_store import KVStore, PagedKVStore
 from llmkernel.engine.worker.memory import KVPlan, available_memory, plan_kv_cache
 from llmkernel.engine.worker.model_files import ModelFiles
@@ -61,6 +61,7 @@ def load(args: EngineArgs, report: ReportProgress) -> ReadyModel:
     plan = memory.plan(sum(layer.row_size for layer in layers), loaded.weights_bytes)
     store = machine.make_store(layers, plan.num_blocks, plan.block_size)
     report("warm-up", 0, 0, "")
+    keep_freed_memory()  # not before: what the load frees goes back
     loaded.prove(lambda num_blocks, block_size: machine.make_store(layers, num_blocks, block_size))
     sampler = Sampler(loaded.model.vocab_size, machine.device, default_seed=args.seed)
     runner = ModelRunner(loaded.model, loaded.layers, store, sampler, dtype=machine.dtype, device=machine.device)
