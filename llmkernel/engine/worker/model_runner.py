@@ -11,9 +11,9 @@ from llmkernel.engine.worker.input_batch import InputBatch, StepInputs
 from llmkernel.engine.worker.kv_store import KVStore
 from llmkernel.engine.worker.models.runnable import RunnableModel
 from llmkernel.engine.worker.paged_attention import PagedAttention
+from llmkernel.engine.worker.prompt_logprobs import PromptLogprobs
 from llmkernel.engine.worker.sampler.sampler import Sampler
 from llmkernel.errors import LLMKernelError
-from llmkernel.engine.worker.prompt_logprobs import PromptLogprobs
 
 __all__ = ["ModelRunner"]
 
@@ -62,10 +62,10 @@ class ModelRunner:
         )
         for request, sequence in zip(inputs.requests, inputs.sequences, strict=True):
             request.num_computed = sequence.context
-        if not inputs.sampled:
-            return output
         if inputs.prompts:
             output.errors.update(self._take_prompt_logprobs(logits, inputs))
+        if not inputs.sampled:
+            return output
         drawn = self._sampler.sample(
             logits[: len(inputs.sampled)],
             [request.req_id for request in inputs.sampled],
@@ -76,15 +76,13 @@ class ModelRunner:
             if request.req_id not in drawn.errors:
                 request.append(token_id)
                 output.sampled_token_ids[request.req_id] = [token_id]
-        output.logprobs = drawn.logprobs
-        output.errors.update(drawn.errors)
             if request.prompt_logprobs is not None:
                 output.prompt_logprobs[request.req_id] = request.prompt_logprobs.lists()
                 request.prompt_logprobs = None
+        output.logprobs = drawn.logprobs
+        output.errors.update(drawn.errors)
         return output
 
-    def _update_requests(self, step: SchedulerOutput) -> dict[str, str]:
-        """Bring the requests' state to the scheduler's. Returns the requests that cannot run, with the reason."""
     def _take_prompt_logprobs(self, logits: torch.Tensor, inputs: StepInputs) -> dict[str, str]:
         """Keep what this step says of prompts. Returns the requests whose prompt cannot be told, with the reason."""
         errors = {}
@@ -102,6 +100,8 @@ class ModelRunner:
             request.prompt_logprobs.put(positions.start, lists)
         return errors
 
+    def _update_requests(self, step: SchedulerOutput) -> dict[str, str]:
+        """Bring the requests' state to the scheduler's. Returns the requests that cannot run, with the reason."""
         for req_id in step.finished_req_ids:
             if self._batch.remove(req_id):
                 self._store.release(req_id)
@@ -135,12 +135,12 @@ class ModelRunner:
             )
         except LLMKernelError as error:
             return str(error)
-        return None
-
         count = data.sampling_params.prompt_logprobs
         if count is not None:
             width = 1 + (self._model.vocab_size if count < 0 else min(count, self._model.vocab_size))
             request.prompt_logprobs = PromptLogprobs(request.num_prompt, width)
+        return None
+
     def _update_known(self, data: CachedRequestData) -> None:
         for index, req_id in enumerate(data.req_ids):
             request = self._batch.requests[req_id]
