@@ -11,6 +11,7 @@ import torch
 from llmkernel.config import EngineArgs
 from llmkernel.engine.worker import hardware
 from llmkernel.engine.worker.hardware import (
+    keep_freed_memory,
     physical_cores,
     resolve_device,
     resolve_dtype,
