@@ -85,12 +85,18 @@ def _checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
             "messages must be a non-empty list of dicts such as {'role': 'user', 'content': 'Hi'}.",
             parameter="messages",
         )
-    for message in messages:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+    plain = [_plain(message) for message in messages]
+    for given, message in zip(messages, plain, strict=True):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise InvalidRequestError(
-                f"A message must be a dict with a 'role' and a 'content', not {message!r}.", parameter="messages"
+                f"A message must be a dict with a 'role' and a 'content', not {given!r:.80}.", parameter="messages"
             )
-    return [_with_reasoning(_plain(message)) for message in messages]
+    return [_with_reasoning(_told(message)) for message in plain]
+
+
+def _told(message: dict[str, Any]) -> dict[str, Any]:
+    """A message without what is None: some APIs give content=None beside tool calls, and templates would write it."""
+    return {key: value for key, value in message.items() if value is not None}
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """ChatTemplate: what transformers renders, and what a hostile template cannot do."""
 
+import dataclasses
 import random
 import time
 from typing import Any
@@ -150,6 +151,35 @@ def test_a_template_that_does_not_end_is_stopped(source: str) -> None:
     [
         ("{{ 'x' * 99999999 }}", "too much memory"),
         ("{{ 9 ** 99999999 }}", "too much memory"),
+        ("{{ 'x'.center(999999999) }}{{ 'x' | center(999999999) }}", "too much memory"),
+        ("{% set w = 999999999 %}{{ 'x' | center(w) }}", "too much memory"),
+        ("{% set a = 'x' * 99999 %}{{ a.replace('x', a) }}", "too much memory"),
+        ("{% set a = 'x' * 99999 %}{{ a | replace('x', a) }}", "too much memory"),
+        ("{{ '%0999999999d' % 1 }}", "too much memory"),
+        ("{{ '%0*d' | format(999999999, 1) }}", "too much memory"),
+        ("{{ '{:>999999999}'.format(1) }}", "too much memory"),
+        ("{{ '{:>{}}'.format(1, 999999999) }}", "too much memory"),
+        (
+            "{% set n = namespace(s='xy') %}{% for _ in range(40) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+            "too much memory",
+        ),
+        (
+            "{% set n = namespace(s='xy') %}{% for _ in range(40) %}{% set n.s = n.s + n.s %}{% endfor %}",
+            "too much memory",
+        ),
+        (
+            "{% set n = namespace(s=['xy']) %}{% for _ in range(40) %}{% set n.s = n.s + n.s %}{% endfor %}",
+            "too much memory",
+        ),
+        ("{% set a = 'x' * 999999 %}{% for _ in range(999) %}{{ a }}{% endfor %}", "too much memory"),
+        (
+            "{% set a = 'x' * 999999 %}{% set b %}{% for _ in range(999) %}{{ a }}{% endfor %}{% endset %}",
+            "too much memory",
+        ),
+        ("{{ dict.mro() }}", "refused"),
+        ("{{ namespace(__class__=1) }}", "underscore"),
+        ("{{ cycler.__init__.__globals__ }}", "refused"),
+        ("{{ lipsum(99999) }}", "undefined"),
         ("{{ messages.__class__.__mro__ }}", "refused"),
         ("{{ ''.__class__.__base__.__subclasses__() }}", "refused"),
         ("{{ messages.append(1) }}", "refused"),
@@ -164,6 +194,22 @@ def test_a_hostile_or_broken_template_is_refused_in_a_line(source: str, words: s
     with pytest.raises(InvalidRequestError, match=words) as caught:
         ChatTemplate(source).render([{"role": "user", "content": "a"}])
     assert "\n" not in str(caught.value)
+
+
+def test_messages_may_be_objects_and_what_is_none_is_left_out() -> None:
+    @dataclasses.dataclass
+    class Message:
+        role: str
+        content: str | None = None
+
+    template = ChatTemplate("{% for m in messages %}{{ m.role }}={{ m.content | default('-') }};{% endfor %}")
+    assert template.render([Message("user", "hi"), Message("assistant")]) == "user=hi;assistant=-;"  # type: ignore[list-item]
+
+
+def test_attributes_that_lead_elsewhere_are_not_there() -> None:
+    source = "{{ ''.format.__self__ }}{{ '{0.__class__}'.format(messages) }}{{ raise_exception.__globals__ }}|"
+    source += "{{ messages.__class__ is defined }}{{ messages | attr('__class__') }}{{ messages['__class__'] }}"
+    assert ChatTemplate(source).render([{"role": "user", "content": "a"}]) == "|False"
 
 
 def test_a_syntax_error_names_its_line() -> None:
