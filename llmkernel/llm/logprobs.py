@@ -21,11 +21,13 @@ class Logprob:
 
     logprob: natural logarithm, of the raw logits (temperature and penalties do not change it). rank: 1 = most likely.
     decoded_token: its text; a character that several tokens make stands with the last of them, the others have "".
+    token_bytes: what it is made of, UTF-8 or a part of it: those of an answer's tokens join to its text.
     """
 
     logprob: float
     rank: int | None = None
     decoded_token: str | None = None
+    token_bytes: bytes | None = None
 
 
 SampleLogprobs = list[dict[int, Logprob]]
@@ -74,12 +76,16 @@ class LogprobsProcessor:
         """One position. before: the ids that complete a character with this one, if any do."""
         width = None if count < 0 else count + 1
         ids, values = lists.logprob_token_ids[row, :width].tolist(), lists.logprobs[row, :width].tolist()
-        entries = {ids[0]: Logprob(values[0], int(lists.sampled_token_ranks[row]), self._text(ids[0], before))}
+        entries = {ids[0]: self._entry(ids[0], values[0], int(lists.sampled_token_ranks[row]), before)}
         ranks = _ranks(lists.logprobs[row, 1:]) if count < 0 else range(1, len(ids))
         for token_id, value, rank in zip(ids[1:], values[1:], ranks, strict=True):
             if token_id not in entries:
-                entries[token_id] = Logprob(value, rank if ranked else None, self._text(token_id, before))
+                entries[token_id] = self._entry(token_id, value, rank if ranked else None, before)
         return entries
+
+    def _entry(self, token_id: int, value: float, rank: int | None, before: Sequence[int]) -> Logprob:
+        spelled = self._tokenizer.token_bytes(token_id) if self._tokenizer is not None else None
+        return Logprob(value, rank, self._text(token_id, before), spelled)
 
     def _text(self, token_id: int, before: Sequence[int]) -> str | None:
         """Text of the token; where it is only part of a character, what it makes with the tokens before it."""

@@ -301,6 +301,8 @@ def test_logprobs_of_part_of_a_character_stand_with_its_last_token() -> None:
     got = queue.get_nowait()
     assert got is not None and got.outputs[0].logprobs is not None
     assert [next(iter(entry.values())).decoded_token for entry in got.outputs[0].logprobs] == ["x", "", "", "€"]
+    spelled = [next(iter(entry.values())).token_bytes for entry in got.outputs[0].logprobs]
+    assert spelled == [b"x", b"\xe2", b"\x82", b"\xac"]
 
 
 @pytest.mark.row("A-099", "A-100", "A-101", "A-102", "A-112", "A-120", "A-148", "A-161")
