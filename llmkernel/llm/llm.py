@@ -89,18 +89,7 @@ class LLM:
         """As `generate`, for one conversation [{"role": ..., "content": ...}, ...] or a list of them."""
         if use_tqdm:
             raise UnsupportedFeatureError("use_tqdm is not built; use stream() to see progress.", parameter="use_tqdm")
-        many = bool(messages) and isinstance(messages, Sequence) and not isinstance(messages[0], Mapping)
-        chats = [
-            ChatPrompt(
-                messages=conversation,  # type: ignore[arg-type]  # checked when it is rendered
-                chat_template=chat_template,
-                add_generation_prompt=add_generation_prompt,
-                tools=tools,
-                documents=documents,
-                variables=chat_template_kwargs,
-            )
-            for conversation in (messages if many else [messages])
-        ]
+        chats = _chats(messages, chat_template, add_generation_prompt, tools, documents, chat_template_kwargs)
         return self._run(chats, sampling_params, lora_request, None, priority)
 
     def stream(
@@ -122,6 +111,22 @@ class LLM:
             for position, output in batch.outputs():
                 output.request_id = str(position)
                 yield output
+
+    def stream_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: int | Sequence[int] = 0,
+    ) -> Iterator[RequestOutput]:
+        """As `stream`, for one conversation or a list of them."""
+        chats = _chats(messages, chat_template, add_generation_prompt, tools, documents, chat_template_kwargs)
+        return self.stream(chats, sampling_params, priority=priority)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """vLLM's defaults, with what the model's generation_config says."""
@@ -244,6 +249,29 @@ class LLM:
             f" {format_bytes(facts.kv_cache_bytes)} for {facts.kv_cache_size_tokens} tokens of KV cache, in process"
             f" {facts.pid}, until shutdown()."
         )
+
+
+def _chats(
+    messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+    chat_template: str | None,
+    add_generation_prompt: bool,
+    tools: Sequence[Mapping[str, Any]] | None,
+    documents: Sequence[Mapping[str, Any]] | None,
+    variables: Mapping[str, Any] | None,
+) -> list[ChatPrompt]:
+    """One conversation, or a list of them, as prompts."""
+    many = bool(messages) and isinstance(messages, Sequence) and not isinstance(messages[0], Mapping)
+    return [
+        ChatPrompt(
+            messages=conversation,  # type: ignore[arg-type]  # checked when it is rendered
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            documents=documents,
+            variables=variables,
+        )
+        for conversation in (messages if many else [messages])
+    ]
 
 
 def _as_list(prompts: Any) -> list[Any]:

@@ -149,6 +149,17 @@ def test_stream_yields_deltas_of_all_prompts_as_they_come(llm: LLM) -> None:
     assert turns > 4
 
 
+def test_a_chat_streams_what_it_answers(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=5, output_kind=RequestOutputKind.DELTA)
+    chats = [[{"role": "user", "content": text}] for text in ("Hi", "Ho")]
+    texts = {"0": "", "1": ""}
+    for output in llm.stream_chat(chats, params):
+        texts[output.request_id] += output.text
+    assert list(texts.values()) == [one.outputs[0].text for one in llm.chat(chats, SamplingParams(max_tokens=5))]
+    (*_, last) = llm.stream_chat(chats[0], SamplingParams(max_tokens=2), chat_template="{{ messages[0].content }}!")
+    assert last.prompt == "Hi!"
+
+
 def test_leaving_a_stream_aborts_it_and_another_call_in_between_disturbs_nothing(llm: LLM) -> None:
     params = SamplingParams(max_tokens=None, output_kind=RequestOutputKind.DELTA)
     text = ""
