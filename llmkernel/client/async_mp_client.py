@@ -11,6 +11,7 @@ import zmq
 from llmkernel.client.async_control import ask
 from llmkernel.client.async_tasks import AsyncState, OutputHooks, run_output_task, run_startup_task
 from llmkernel.client.attachment import RunningEngine
+from llmkernel.client.background_task import background_task
 from llmkernel.client.control_client import STUCK_AFTER
 from llmkernel.client.mp_client import MPClient
 from llmkernel.config import EngineArgs
@@ -205,8 +206,7 @@ class AsyncMPClient(MPClient):
         if not self.startup.over:
             self._state.bind_loop()
             if "startup" not in self.resources.tasks:
-                task = asyncio.create_task(run_startup_task(self._state), name="llmkernel-startup")
-                self.resources.tasks["startup"] = task
+                self.resources.tasks["startup"] = background_task(run_startup_task(self._state), "llmkernel-startup")
         self._ensure_output_queue_task()
 
     def _ensure_output_queue_task(self) -> None:
@@ -215,8 +215,7 @@ class AsyncMPClient(MPClient):
             return
         self._state.bind_loop()
         hooks = OutputHooks.of(self)
-        task = asyncio.create_task(run_output_task(self._state, hooks), name="llmkernel-outputs")
-        self.resources.tasks["outputs"] = task
+        self.resources.tasks["outputs"] = background_task(run_output_task(self._state, hooks), "llmkernel-outputs")
 
     def _check_loop(self) -> None:
         """One loop per client: messages would be split between two (jupyter.md section 9)."""

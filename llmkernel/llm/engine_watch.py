@@ -1,12 +1,12 @@
 """EngineWatch: is the engine slow, or stuck? It asks only while somebody waits and nothing is heard (design D4)."""
 
 import asyncio
-import contextvars
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from llmkernel.client.background_task import background_task
 from llmkernel.client.control_client import STUCK_AFTER, EngineStuckError
 from llmkernel.errors import EngineDeadError
 from llmkernel.logger import init_logger
@@ -76,9 +76,7 @@ class EngineWatch:
         """Watch until nobody waits any more. Call it on the loop."""
         if self._task is None or self._task.done():
             self._last_heard = time.monotonic()
-            self._task = asyncio.get_running_loop().create_task(
-                self._watch(), name="llmkernel-engine-watch", context=contextvars.Context()
-            )
+            self._task = background_task(self._watch(), "llmkernel-engine-watch")
 
     def close(self) -> None:
         """Stop watching. On the loop."""

@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-import contextvars
 import copy
 import time
 import weakref
 from collections.abc import Mapping
 from typing import Any
 
+from llmkernel.client.background_task import background_task
 from llmkernel.client.control_client import ControlClient
 from llmkernel.client.core_client import EngineCoreClient
 from llmkernel.config import EngineArgs
@@ -78,10 +78,7 @@ class LoopSeat:
     async def ready(self) -> EngineCoreReadyResponse:
         """Wait until the engine takes requests; cancelling this ends the wait, not the load."""
         if self._ready_task is None:
-            # an empty context: what the load prints or logs belongs to no notebook cell
-            self._ready_task = asyncio.get_running_loop().create_task(
-                self._load(), name="llmkernel-load", context=contextvars.Context()
-            )
+            self._ready_task = background_task(self._load(), "llmkernel-load")
             self._ready_task.add_done_callback(_look_at_exception)
         return await asyncio.shield(self._ready_task)
 
@@ -202,10 +199,7 @@ class LoopSeat:
         """Start the task that takes what the engine sends to the queues of the requests."""
         stat_logger = StatLogger() if self._log_stats else None
         coroutine = handle_outputs(self.engine_core, self.output_processor, stat_logger, self.watch)
-        task = asyncio.get_running_loop().create_task(
-            coroutine, name="llmkernel-output-handler", context=contextvars.Context()
-        )
-        self.output_handler = task
+        task = self.output_handler = background_task(coroutine, "llmkernel-output-handler")
         weakref.finalize(self, _cancel_soon, task).atexit = False
 
 
