@@ -49,7 +49,7 @@ class RowFeed:
         """How it stands."""
         answer = self._answer()
         self._state = self._state_of(answer)
-        counters = Counters(state=self._state, tokens=len(answer.token_ids) if answer else 0)
+        counters = Counters(state=self._state, tokens=len(answer.token_ids) if answer else 0, note="")
         if self._state == "queued":
             counters.state, counters.note = wait_state(self.row)
         if self.row.error is not None:

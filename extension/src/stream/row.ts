@@ -26,19 +26,19 @@ export class Row {
   private readonly note = h("div", "llmk-note");
   private readonly follow = new Follow(this.body);
   private readonly stopButton: HTMLButtonElement;
+  private readonly head: HTMLElement;
 
   constructor(onStop: (id: string) => void) {
     this.stopButton = button("Stop", "Stop this request", () => onStop(this.id));
     const copy = button("Copy", "Copy the text of this answer", () => void navigator.clipboard.writeText(this.text));
     this.body.append(this.plain);
-    this.element = h(
-      "section",
-      "llmk-row",
-      {},
-      h("header", "llmk-head", {}, this.label, this.state, this.numbers, this.stopButton, copy),
-      this.body,
-      this.note,
-    );
+    this.head = h("header", "llmk-head", {}, this.label, this.state, this.numbers, this.stopButton, copy);
+    this.element = h("section", "llmk-row", {}, this.head, this.body, this.note);
+  }
+
+  /** Put `tools` into the header, before Stop. */
+  hold(tools: HTMLElement): void {
+    this.head.insertBefore(tools, this.stopButton);
   }
 
   /** Show all of `row`, whatever stood here before. */

@@ -14,6 +14,8 @@ function percent(logprob: number): string {
   return share >= 0.1 ? `${share.toFixed(1)} %` : share.toExponential(1) + " %";
 }
 
+const GAP = 3;
+
 /** The alternatives at one position, as a small table. */
 function alternatives(view: TokenView): HTMLElement {
   const table = h("table", "llmk-alternatives");
@@ -36,7 +38,7 @@ function alternatives(view: TokenView): HTMLElement {
 /** Each token tinted by its probability; hover or focus shows what else stood to choose. */
 export class TokenList {
   readonly element = h("div", "llmk-tokens", { role: "list", "aria-label": "tokens with their probabilities" });
-  private readonly panel = h("div", "llmk-panel", { role: "tooltip", hidden: "" });
+  private readonly panel = h("div", "llmk llmk-panel", { role: "tooltip", popover: "manual", hidden: "" });
   private readonly views: TokenView[] = [];
 
   constructor() {
@@ -67,7 +69,7 @@ export class TokenList {
   clear(): void {
     this.views.length = 0;
     this.element.replaceChildren(this.panel);
-    this.panel.hidden = true;
+    this.onLeave();
   }
 
   private readonly onEnter = (event: Event): void => {
@@ -76,12 +78,16 @@ export class TokenList {
     if (!token || !view) return;
     this.panel.replaceChildren(alternatives(view), h("div", "llmk-dim", {}, `rank ${view.rank} · id ${view.chosen[0]}`));
     this.panel.hidden = false;
-    const left = Math.min(token.offsetLeft, Math.max(0, this.element.clientWidth - this.panel.offsetWidth));
-    this.panel.style.left = `${left}px`;
-    this.panel.style.top = `${token.offsetTop + token.offsetHeight + 2}px`;
+    this.panel.showPopover?.(); // above everything: no scrolling box cuts it off
+    const { left, bottom, top } = token.getBoundingClientRect();
+    const { offsetWidth, offsetHeight } = this.panel;
+    const below = bottom + GAP + offsetHeight <= window.innerHeight;
+    this.panel.style.left = `${Math.max(0, Math.min(left, window.innerWidth - offsetWidth - GAP))}px`;
+    this.panel.style.top = `${below ? bottom + GAP : top - GAP - offsetHeight}px`;
   };
 
   private readonly onLeave = (): void => {
+    if (!this.panel.hidden && this.panel.isConnected) this.panel.hidePopover?.();
     this.panel.hidden = true;
   };
 }

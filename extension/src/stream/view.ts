@@ -23,6 +23,8 @@ export class StreamView {
   private readonly grid = h("div", "llmk-grid");
   private readonly totals = h("span", "llmk-totals", { role: "status", "aria-live": "off" });
   private readonly stopAll: HTMLButtonElement;
+  private readonly bar: HTMLElement;
+  private readonly group: HTMLElement;
   private readonly switches: Map<Reading, HTMLButtonElement>;
   private readonly sequence: Sequence;
   private visibility: Visibility;
@@ -37,8 +39,9 @@ export class StreamView {
     this.switches = new Map(
       readings.map((reading) => [reading, button(WORDS[reading], `Show as ${WORDS[reading]}`, () => this.read(reading))]),
     );
-    const group = h("span", "llmk-switch", { role: "group", "aria-label": "reading" }, ...this.switches.values());
-    this.element.append(h("div", "llmk-bar", {}, this.totals, group, this.stopAll), this.grid);
+    this.group = h("span", "llmk-switch", { role: "group", "aria-label": "reading" }, ...this.switches.values());
+    this.bar = h("div", "llmk-bar", {}, this.totals, this.group, this.stopAll);
+    this.element.append(this.bar, this.grid);
     this.read("plain");
   }
 
@@ -82,7 +85,11 @@ export class StreamView {
       row.read(this.reading);
       this.visibility.watch(row.element, index);
     });
-    this.element.classList.toggle("llmk-many", snapshots.length >= MANY);
+    const many = snapshots.length >= MANY;
+    this.element.classList.toggle("llmk-many", many);
+    this.bar.hidden = !many;
+    if (many) this.bar.insertBefore(this.group, this.stopAll);
+    else this.rows[0]?.hold(this.group);
     this.grid.replaceChildren(...this.rows.map((row) => row.element));
   }
 

@@ -1,0 +1,42 @@
+"""Pictures of the live views, light and dark, in build/screenshots (LLMKERNEL_SCREENSHOTS): to be looked at by people."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.notebook_page import NotebookPage, OpenNotebook
+
+CELLS = {
+    "one": "%%generate --max-tokens 400\nTell me about message queues.",
+    "four": "%%generate --max-tokens 300 -n 4\nTell me about message queues.",
+    "fifty": "prompts = [f'Question {n}: what is a queue?' for n in range(50)]\n%generate --prompts prompts --max-tokens 300",
+    "tokens": "%%generate --max-tokens 60 --logprobs 5\nTell me about message queues.",
+}
+
+
+@pytest.mark.parametrize("theme", ["Light", "Dark"])
+def test_pictures(open_notebook: OpenNotebook, screenshot: Callable[[NotebookPage, str], Path], theme: str) -> None:
+    notebook = open_notebook(
+        "%load_ext llmkernel",
+        "%llm load fake:step_ms=50,num_blocks=4096,max_model_len=4096 --name fake",
+        *CELLS.values(),
+    )
+    notebook.theme(f"JupyterLab {theme}")
+    notebook.run(0)
+    notebook.run(1)
+    for cell, name in enumerate(CELLS, 2):
+        notebook.start(cell)
+        expect(notebook.view(cell).locator(".llmk-state").first).to_have_text("writing")
+        notebook.page.wait_for_timeout(1500)  # let there be something to see
+        notebook.view(cell).evaluate("element => element.scrollIntoView({block: 'center'})")
+        if name == "tokens":
+            notebook.view(cell).get_by_role("button", name="Show as Tokens").click()
+            notebook.view(cell).locator(".llmk-token").nth(5).hover()
+        taken = screenshot(notebook, f"{name}-{theme.lower()}")
+        assert taken.stat().st_size > 10_000
+        if name in ("one", "four", "fifty"):
+            notebook.page.locator(".llmk-button[aria-label^='Stop']:visible").first.click()
+        notebook.wait_until_run(cell)
+    screenshot(notebook, f"done-{theme.lower()}")
