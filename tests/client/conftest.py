@@ -1,8 +1,8 @@
 """A private place for run directories, so that a test can see what is left there."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -11,11 +11,11 @@ from tests.client.fake_engine import make_async_client
 
 
 @pytest.fixture
-def base(monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where run directories are made in this test, and by the processes that it starts."""
-    folder = Path(mkdtemp(prefix="llmkernel-test-", dir="/tmp"))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    return folder
+def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where run directories are made in this test, and by the processes that it starts; a short path, for sockets."""
+    with TemporaryDirectory(prefix="llmkernel-test-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield Path(folder)
 
 
 @pytest.fixture
