@@ -104,7 +104,7 @@ class StartupFailure:
         return f"{first} it ended before it was ready. {hint}"
 
 
-_OWN_ERRORS = frozenset({"InvalidRequestError", "UnsupportedFeatureError", "LLMKernelError"})
+_OWN_ERRORS = frozenset({"EngineStartupError", "InvalidRequestError", "LLMKernelError", "UnsupportedFeatureError"})
 """Errors of ours, whose message says already what to change."""
 
 

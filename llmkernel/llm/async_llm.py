@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from llmkernel.client.attachment import RunningEngine
 from llmkernel.client.core_client import EngineCoreClient, make_async_mp_client
 from llmkernel.config import EngineArgs
-from llmkernel.errors import EngineDeadError, UnsupportedFeatureError
+from llmkernel.errors import EngineDeadError, InvalidRequestError, UnsupportedFeatureError
 from llmkernel.llm.engine_watch import EngineHealth
 from llmkernel.llm.input_processor import InputProcessor
 from llmkernel.llm.loop_seat import LoopSeat
@@ -39,7 +39,7 @@ class AsyncLLM:
     one's client owns the engine, others are attached to it, and leave it when their loop ends.
 
     executor_class: import path "module:Class" of another executor. engine: one that runs already, to share in place of
-    starting one; see `attach`.
+    starting one; see `attach`. generation: how often it was restarted.
     """
 
     def __init__(
@@ -55,6 +55,9 @@ class AsyncLLM:
         self._executor_class = executor_class
         self._shared = engine
         self._progress_callbacks: list[Callable[[Progress], None]] = []
+        self._health_callbacks: list[Callable[[EngineHealth], None]] = []
+        self._shutdowns = 0
+        self.generation = 0
         self._lock = threading.Lock()  # taking a seat; loops may be in different threads
         self._own = self._take_first_seat()
         self._guests: dict[asyncio.AbstractEventLoop, LoopSeat] = {}
@@ -88,11 +91,34 @@ class AsyncLLM:
         self._progress_callbacks.append(callback)
         self.engine_core.add_progress_callback(callback)  # type: ignore[attr-defined]  # of AsyncMPClient
 
+    async def restart(self, timeout: float = 5.0) -> EngineCoreReadyResponse:  # noqa: ASYNC109 - as shutdown's
+        """Start the engine anew in this same object, dead or alive; streams that still run raise EngineDeadError.
+
+        The new engine has a client, sockets and requests of its own, so nothing of the earlier one can reach it;
+        `generation` counts. Cancelling this ends the wait, not the load. timeout: see `shutdown`.
+        """
+        if self._shared is not None:
+            raise InvalidRequestError("This engine is another's, shared here; restart it where it was loaded.")
+        earlier, shutdowns = self._own, self._shutdowns
+        await asyncio.to_thread(self._end, timeout)  # its memory comes back before the next one asks for some
+        with self._lock:
+            if self._shutdowns != shutdowns:  # somebody ended it for good meanwhile
+                raise self.dead_error
+            if self._own is earlier:
+                self._own = self._take_first_seat()
+                self.generation += 1
+        return await self.ready()
+
     def shutdown(self, timeout: float = 5.0) -> int:
         """End the engine; streams that still run raise EngineDeadError. Idempotent, from any thread.
 
         Returns the bytes of memory that the engine's process held. Blocks for at most about `timeout` seconds.
         """
+        with self._lock:
+            self._shutdowns += 1
+        return self._end(timeout)
+
+    def _end(self, timeout: float) -> int:
         with self._lock:
             guests = list(self._guests.values())
             self._guests.clear()
@@ -322,6 +348,7 @@ class AsyncLLM:
 
     def add_health_callback(self, callback: Callable[[EngineHealth], None]) -> None:
         """Call `callback` when the engine turns slow, stuck, or well again, as seen from the loop that owns it."""
+        self._health_callbacks.append(callback)
         self._own.watch.listeners.append(callback)
 
     async def check_health(self) -> None:
@@ -379,7 +406,9 @@ class AsyncLLM:
         client = make_async_mp_client(self.args, self._executor_class, self.log_stats, engine=self._shared)
         for callback in self._progress_callbacks:
             client.add_progress_callback(callback)  # type: ignore[attr-defined]  # of AsyncMPClient
-        return LoopSeat(self.args, client, self.log_stats)
+        seat = LoopSeat(self.args, client, self.log_stats)
+        seat.watch.listeners += self._health_callbacks
+        return seat
 
     def _seats(self) -> list[LoopSeat]:
         return [self._own, *list(self._guests.values())]

@@ -30,6 +30,7 @@ __all__ = ["LATER", "VERBS", "LLMMagics"]
 VERBS = {
     "load": "MODEL [options]: load a model: a short name, a Hub id, a folder or a .gguf file",
     "unload": "[NAME | --all]: end its engine and give the memory back",
+    "restart": "[NAME]: end its engine, dead, stuck or well, and load it anew; handles of the model stay valid",
     "status": "the models, what they do, what they take",
     "config": "[NAME=VALUE ...]: defaults for %%generate; NAME= takes one back, no argument shows them",
     "ps": "what runs, and what ran",
@@ -38,7 +39,7 @@ VERBS = {
     "logs": "[NAME] [-n N]: the last lines of an engine's log",
     "help": "this list",
 }
-LATER = ("restart", "trace", "dashboard")
+LATER = ("trace", "dashboard")
 """Verbs that are not built yet."""
 
 
@@ -165,6 +166,14 @@ class LLMMagics(Magics):
         options, name = parse_line(rest, UNLOAD, command="%llm unload")
         names = list(self.session.models) if options.get("all") else split_words(name)
         return self.session.unload(*names).mapped(self._tell_given_back)
+
+    def _restart(self, rest: str) -> Work:
+        names = split_words(rest)
+        if len(names) > 1:
+            raise UsageError("%llm restart takes one model.")
+        work = self.session.restart(*names)
+        show_load(self.shell, self.session.slot(*names, only=True), reason=" again")
+        return work.mapped(lambda _llm: None)
 
     def _tell_given_back(self, given_back: dict[str, int]) -> None:
         for name, held in given_back.items():

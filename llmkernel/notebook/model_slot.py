@@ -2,16 +2,29 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from llmkernel.config import EngineArgs
 from llmkernel.errors import EngineDeadError, EngineStartupError
 from llmkernel.llm.async_llm import AsyncLLM
+from llmkernel.logger import init_logger
 from llmkernel.notebook.brief_errors import brief
 from llmkernel.protocol.handshake import EngineCoreReadyResponse, Progress
 
 __all__ = ["ModelSlot", "executor_class_for"]
+
+logger = init_logger(__name__)
+
+RESTART_TIMEOUT = 2.0
+"""Seconds that an engine gets to leave when it is restarted: then it is likely in trouble."""
+
+MOST_RESTARTS = 3
+"""Restarts by itself within RESTART_WINDOW seconds; an engine that dies again and again is left dead."""
+
+RESTART_WINDOW = 60.0
 
 
 def executor_class_for(model: str) -> str | None:
@@ -23,21 +36,24 @@ class ModelSlot:
     """Owns an AsyncLLM. The load begins at once and goes on whoever waits for it; `shutdown` ends everything.
 
     name: what --model calls it. llm: the AsyncLLM. progress: the newest step of the load. load_seconds: None while
-    it loads. listeners: called at every step of the load, and when it is over.
+    it loads. listeners: called at every step of the load, when it is over, and when the engine has died. auto_restart:
+    an engine that dies is started again, MOST_RESTARTS times at most; what it was asked has failed, and stays so.
     """
 
-    def __init__(self, name: str, args: EngineArgs, executor_class: str | None = None) -> None:
+    def __init__(
+        self, name: str, args: EngineArgs, executor_class: str | None = None, *, auto_restart: bool = False
+    ) -> None:
         self.name = name
         self.args = args
         self.progress: Progress | None = None
         self.load_seconds: float | None = None
         self.ended = False
         self.listeners: list[Callable[[], None]] = []
-        self._started = time.monotonic()
+        self.auto_restart = auto_restart
+        self._restarts: deque[float] = deque(maxlen=MOST_RESTARTS)
         self.llm = AsyncLLM(args, executor_class=executor_class or executor_class_for(args.model))
         self.llm.add_progress_callback(self._on_progress)
-        self._load = asyncio.ensure_future(self._wait_for_engine())
-        self._load.add_done_callback(self._on_load_over)
+        self._begin(self.llm.ready)
 
     @property
     def state(self) -> str:
@@ -73,6 +89,13 @@ class ModelSlot:
             raise brief(EngineDeadError(f"{self.name} was unloaded; load it again."))
         return self.llm
 
+    def restart(self) -> None:
+        """End the engine, dead or alive, and start it again; `llm` stays the same object. Call it on the loop."""
+        self.progress = None
+        self.load_seconds = None
+        self._begin(lambda: self.llm.restart(RESTART_TIMEOUT))
+        self.tell()
+
     def shutdown(self) -> int:
         """End the engine process. From any thread, idempotent; blocks until it is gone. Bytes of memory given back."""
         self.ended = True
@@ -81,10 +104,16 @@ class ModelSlot:
     def cancel_load(self) -> None:
         self._load.cancel()
 
-    async def _wait_for_engine(self) -> None:
+    def _begin(self, load: Callable[[], Awaitable[EngineCoreReadyResponse]]) -> None:
+        self._load = asyncio.ensure_future(self._wait_for_engine(load))
+        self._load.add_done_callback(self._on_load_over)
+
+    async def _wait_for_engine(self, load: Callable[[], Awaitable[EngineCoreReadyResponse]]) -> None:
+        started = time.monotonic()
         try:
-            await self.llm.ready()
-            self.load_seconds = time.monotonic() - self._started
+            await load()
+            self.load_seconds = time.monotonic() - started
+            self._watch_engine()
         except EngineStartupError:
             await asyncio.to_thread(self.llm.shutdown)
             raise
@@ -93,6 +122,28 @@ class ModelSlot:
         if not load.cancelled():
             load.exception()  # whoever waits gets it; nobody need wait
         self.tell()
+
+    def _watch_engine(self) -> None:
+        """Hear of the engine's end. Without holding this slot: a forgotten one is collected, and its engine ends."""
+        handler, slot = self.llm.output_handler, weakref.ref(self)
+        assert handler is not None  # it is ready
+
+        def ended(_: "asyncio.Future[None]") -> None:
+            if (found := slot()) is not None:
+                found._on_engine_ended()
+
+        handler.add_done_callback(ended)
+
+    def _on_engine_ended(self) -> None:
+        if self.state != "dead":
+            return
+        now = time.monotonic()
+        if self.auto_restart and (len(self._restarts) < MOST_RESTARTS or now - self._restarts[0] > RESTART_WINDOW):
+            self._restarts.append(now)
+            logger.warning("The engine of %s is restarted: %s", self.name, self.llm.dead_error)
+            self.restart()
+        else:
+            self.tell()
 
     def _on_progress(self, progress: Progress) -> None:
         self.progress = progress

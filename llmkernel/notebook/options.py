@@ -118,6 +118,7 @@ LOAD = (
     Option(("--scheduling-policy",), "scheduling_policy", "POLICY", "fcfs or priority", _one_of("fcfs", "priority")),
     Option(("--seed",), "seed", "N", "seed of requests that name none", _integer),
     Option(("--num-threads",), "num_threads", "N", "torch threads of the engine, or auto", _threads),
+    Option(("--auto-restart",), "auto_restart", "", "start the engine again by itself when it dies"),
     Option(("--revision",), "revision", "REV", "branch, tag or commit on the Hub"),
     Option(("--tokenizer",), "tokenizer", "NAME", "another tokenizer than the model's own"),
     Option(("--trust-remote-code",), "trust_remote_code", "", "run code that comes with the model"),

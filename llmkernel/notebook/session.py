@@ -29,13 +29,15 @@ class Session:
 
     All of it belongs to the event loop on which the first model was loaded. `close` (or `with`) ends every engine.
     models: name -> ModelSlot (`.llm` is the AsyncLLM). default: name of the model loaded last. settings: see Settings.
-    generations: the newest 64. Session.current is the one of `%load_ext`, if there is one.
+    generations: the newest 64. Session.current is the one of `%load_ext`, if there is one. auto_restart: see ModelSlot;
+    for models that are loaded from now on.
     """
 
     current: "Session | None" = None
 
-    def __init__(self, cells: Cells | None = None) -> None:
+    def __init__(self, cells: Cells | None = None, *, auto_restart: bool = False) -> None:
         """`cells`: those of the shell that the session belongs to; None in a script."""
+        self.auto_restart = auto_restart
         self.models: dict[str, ModelSlot] = {}
         self.default: str | None = None
         self.settings = Settings()
@@ -45,14 +47,38 @@ class Session:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def load(
-        self, model: str = DEFAULT_MODEL, *, name: str | None = None, executor_class: str | None = None, **options: Any
+        self,
+        model: str = DEFAULT_MODEL,
+        *,
+        name: str | None = None,
+        executor_class: str | None = None,
+        auto_restart: bool | None = None,
+        **options: Any,
     ) -> Work:
         """Start to load `model`; await the result for its AsyncLLM. options: those of EngineArgs.
 
         The model becomes the default. Loading what is loaded already gives what is there. executor_class: see AsyncLLM.
+        auto_restart: see ModelSlot; None = what the session says.
         """
         args = EngineArgs.from_options(model, **options)
         slot = self.start_load(args, name or args.model, executor_class)
+        slot.auto_restart = slot.auto_restart if auto_restart is None else auto_restart
+        return self._loading(slot)
+
+    def restart(self, name: str | None = None) -> Work:
+        """End the engine of a model, dead, stuck or well, and load it anew; await the result for its AsyncLLM.
+
+        The ModelSlot and the AsyncLLM stay the same objects. What the engine works on is cancelled, the text so far
+        kept. name: may be left out where one model is loaded.
+        """
+        slot = self.slot(name, only=True)
+        if slot.loading:
+            raise brief(InvalidRequestError(f"{slot.name} is still loading; wait for it, or %llm unload {slot.name}."))
+        self._cancel_generations(slot)
+        slot.restart()
+        return self._loading(slot)
+
+    def _loading(self, slot: "ModelSlot") -> Work:
         task = asyncio.ensure_future(slot.ready())
         task.set_name(f"llmkernel-load-{slot.name}")
         return Work(task, self.cells, lambda: self._end_load(slot))
@@ -73,7 +99,7 @@ class Session:
             # lazy: numpy, tokenizers and jinja2 take 0.13 s that %load_ext need not take
             from llmkernel.notebook.model_slot import ModelSlot
 
-            slot = self.models[name] = ModelSlot(name, args, executor_class)
+            slot = self.models[name] = ModelSlot(name, args, executor_class, auto_restart=self.auto_restart)
             slot.listeners.append(lambda: self._forget_failed(slot))
         self.default = name
         return slot
@@ -190,10 +216,13 @@ class Session:
     def __repr__(self) -> str:
         return f"<Session: {', '.join(map(repr, self.models.values())) or 'no model'}>"
 
-    def _remove(self, slot: "ModelSlot") -> None:
+    def _cancel_generations(self, slot: "ModelSlot") -> None:
         for generation in self.running():
             if slot in generation.slots:
                 generation.cancel()
+
+    def _remove(self, slot: "ModelSlot") -> None:
+        self._cancel_generations(slot)
         slot.cancel_load()
         self._drop(slot)
 
