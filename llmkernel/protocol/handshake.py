@@ -112,7 +112,8 @@ class ModelFacts(msgspec.Struct, omit_defaults=True):
     name: as asked for. source: file, folder or Hub id with revision. implementation: "transformers" or "fused".
     vocab_size: ids the model can emit. max_position: its own context limit in tokens. generation_defaults: temperature, top_p, top_k ...
     of generation_config. stop_token_ids: end tokens beyond eos_token_id. weights_bytes: memory of the weights.
-    notes: things worth saying once ("Q4_1 is dequantised to float32").
+    notes: things worth saying once ("Q4_1 is dequantised to float32"). identity: what an answer depends on:
+    "weights" ("commit HEX", "sha256 HEX" or "sha256-of-ends HEX"), and versions by package; {} if nobody knows.
     """
 
     name: str
@@ -129,6 +130,7 @@ class ModelFacts(msgspec.Struct, omit_defaults=True):
     generation_defaults: dict[str, Any] = {}
     stop_token_ids: list[int] = []
     notes: list[str] = []
+    identity: dict[str, str] = {}
 
 
 class EngineCoreReadyResponse(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -216,6 +216,7 @@ def _ready_response() -> EngineCoreReadyResponse:
             generation_defaults={"temperature": 0.7},
             stop_token_ids=[0],
             notes=["dequantised"],
+            identity={"weights": "commit 0123", "torch": "2.9"},
         ),
         tokenizer=TokenizerFacts(
             json="{}",

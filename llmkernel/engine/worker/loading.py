@@ -5,7 +5,9 @@ is imported only for models that the fused decoder does not run.
 """
 
 import dataclasses
+import platform
 from collections.abc import Iterable
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,9 +15,11 @@ import torch
 from llmkernel.config import EngineArgs
 from llmkernel.engine.executor_facts import ExecutorFacts, ReportProgress
 from llmkernel.engine.worker.attention import LayerSpec
+from llmkernel.engine.worker.fingerprint import fingerprint
 from llmkernel.engine.worker.generation_config import read_generation_config
 from llmkernel.engine.worker.hardware import keep_freed_memory, resolve_device, resolve_dtype, resolve_num_threads
 from llmkernel.engine.worker.kv_store import KVStore, PagedKVStore
+from llmkernel.engine.worker.logits_processors.loader import load_logits_processors
 from llmkernel.engine.worker.memory import KVPlan, available_memory, plan_kv_cache
 from llmkernel.engine.worker.model_files import ModelFiles
 from llmkernel.engine.worker.model_runner import ModelRunner
@@ -50,6 +54,7 @@ def load(args: EngineArgs, report: ReportProgress) -> ReadyModel:
     """Load, check and prove the model of `args`. Sets the number of torch threads of this process."""
     machine = _Machine(args)
     torch.set_num_threads(machine.num_threads)
+    processors = load_logits_processors(args, machine.device)
     files = resolve_model(args, report)
     way = _choose(files, args, machine, report)
     report("weights", 0, 0, files.name)
@@ -63,7 +68,13 @@ def load(args: EngineArgs, report: ReportProgress) -> ReadyModel:
     report("warm-up", 0, 0, "")
     keep_freed_memory()  # not before: what the load frees goes back
     loaded.prove(lambda num_blocks, block_size: machine.make_store(layers, num_blocks, block_size))
-    sampler = Sampler(loaded.model.vocab_size, machine.device, default_seed=args.seed)
+    sampler = Sampler(
+        loaded.model.vocab_size,
+        machine.device,
+        default_seed=args.seed,
+        logprobs_mode=args.logprobs_mode,
+        processors=processors,
+    )
     runner = ModelRunner(loaded.model, loaded.layers, store, sampler, dtype=machine.dtype, device=machine.device)
     tokenizer = read_tokenizer_facts(files, args)
     notes = [*files.notes, *loaded.notes, *(note for note in (way.note, plan.note) if note)]
@@ -163,7 +174,12 @@ def _model_facts(
         generation_defaults={name: defaults[name] for name in _SAMPLING_DEFAULTS if defaults.get(name) is not None},
         stop_token_ids=_stop_token_ids(defaults, tokenizer.eos_token_id),
         notes=notes,
+        identity={"weights": fingerprint(files), "python": platform.python_version(), **_versions()},
     )
+
+
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in ("llmkernel", "torch", "transformers", "tokenizers", "numpy")}
 
 
 def _stop_token_ids(generation_config: dict[str, Any], eos_token_id: int | None) -> list[int]:
