@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -102,6 +103,41 @@ def test_guests_in_other_processes(owner: LLM) -> None:
         assert guest.communicate(timeout=30)[0] == answer(f"guest {number}", 10) + "\n"
         assert guest.returncode == 0
     wait_until_alone(owner, 5)
+
+
+def test_an_owner_that_is_killed_takes_the_engine_from_its_guests() -> None:
+    command = [sys.executable, "-m", "tests.client.owner_script", "sync", f"fake:{SETTINGS}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        pid = int(owner.stdout.readline().split()[1])
+        assert owner.stdout.readline() == "waiting\n"
+        with LLM(engine=pid) as guest:
+            run = guest.llm_engine.running_engine
+            assert run is not None and run.owner_pid == owner.pid
+            killed = 0.0
+            with pytest.raises(EngineDeadError, match=rf"it ends with its owner, process {owner.pid}"):
+                for _ in guest.stream("x", LONG):
+                    if not killed:
+                        killed = time.monotonic()
+                        owner.kill()
+            assert time.monotonic() - killed < 2
+            assert not run.run_path.exists()
+
+
+async def test_blocking_calls_in_threads_that_a_cell_joins() -> None:
+    async with fake_llm(SETTINGS) as mine:
+        found: dict[int, str] = {}
+
+        def use(number: int) -> None:
+            with LLM(engine=mine) as guest:
+                found[number] = guest.generate(f"{number}", TEN)[0].text
+
+        threads = [threading.Thread(target=use, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)  # the loop stands still meanwhile
+        assert found == {number: answer(f"{number}", 10) for number in range(4)}
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
