@@ -12,6 +12,7 @@ from llmkernel.notebook.generation_metrics import GenerationMetrics
 from llmkernel.notebook.generation_row import GenerationRow
 from llmkernel.notebook.model_slot import ModelSlot
 from llmkernel.notebook.prompts import Prompt
+from llmkernel.notebook.structured import parsed_answer
 from llmkernel.notebook.text_delta import TextDelta
 
 __all__ = ["AnswerView", "Generation"]
@@ -85,6 +86,19 @@ class Generation:
     def outputs(self) -> list[CompletionOutput]:
         """Every answer, in the order of the prompts; n of them for each, empty where nothing has come."""
         return [answer for row in self.rows for answer in row.answers]
+
+    @property
+    def parsed(self) -> Any:
+        """The first answer as data, where --json-schema or the like asked for a form; None until it is whole."""
+        return self.parsed_all[0]
+
+    @property
+    def parsed_all(self) -> list[Any]:
+        """Every answer as data, in the order of `outputs`; None for those that are not whole."""
+        return [
+            parsed_answer(self.options, answer.text) if answer.finish_reason == "stop" else None
+            for answer in self.outputs
+        ]
 
     @property
     def requests(self) -> list[RequestOutput | None]:

@@ -50,11 +50,12 @@ class GenerationRow:
         assert llm.facts is not None  # it is ready
         params = sampling_params(self._options, llm.facts.model)
         priority = self._options.get("priority", 0)
-        if self._options.get("raw"):
+        template = self._options.get("template")
+        if self._options.get("raw") and template is None:
             outputs = llm.generate(self.prompt.text, params, self.request_id, priority=priority)
         else:
             await _note_special_tokens(llm, self.messages, notes)
-            outputs = llm.chat(self.messages, params, self.request_id, priority=priority)
+            outputs = llm.chat(self.messages, params, self.request_id, chat_template=template, priority=priority)
         async for output in outputs:
             yield output
 

@@ -19,6 +19,7 @@ from llmkernel.notebook.plain_text import clean_text
 from llmkernel.notebook.prompts import Prompt, prompts_from
 from llmkernel.notebook.session import Session
 from llmkernel.notebook.status_text import generation_table, status_text
+from llmkernel.notebook.variables import look_up, resolve_words
 from llmkernel.notebook.work import Work
 
 if TYPE_CHECKING:
@@ -96,14 +97,13 @@ class LLMMagics(Magics):
     def _submit(self, options: dict[str, Any], text: str, command: str) -> "Generation":
         output, interpolated = options.pop("output", None), options.pop("interpolate", False)
         variable = options.pop("prompts", None)
-        merged = self.session.settings.merged(options)
+        merged = self.session.settings.merged(resolve_words(options, self.shell.user_ns))
         rows: list[Prompt]
         if variable is not None:
-            if variable not in self.shell.user_ns:
-                raise UsageError(f"--prompts: there is no variable {variable!r}.")
+            items = look_up("--prompts", variable, self.shell.user_ns)
             template = text if text.strip() else None
             names = self.shell.user_ns if interpolated else None
-            rows = prompts_from(self.shell.user_ns[variable], template, name=variable, variables=names)
+            rows = prompts_from(items, template, name=variable, variables=names)
         else:
             if not text.strip():
                 where = "after %generate" if command == "%generate" else "into the lines below %%generate"

@@ -11,7 +11,7 @@ from llmkernel.errors import InvalidRequestError
 from llmkernel.notebook.brief_errors import brief
 from llmkernel.notebook.cells import Cells
 from llmkernel.notebook.prompts import Prompt
-from llmkernel.notebook.settings import Settings, sampling_params
+from llmkernel.notebook.settings import Settings, completed
 from llmkernel.notebook.work import Work
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class Session:
             raise brief(InvalidRequestError("There is no prompt; give at least one.", parameter="prompt"))
         if len(made) == 1 and not made[0].text and made[0].error is None:
             raise brief(InvalidRequestError("The prompt is empty; write one.", parameter="prompt"))
-        sampling_params(options)  # mistakes are told before anything is loaded
+        options = completed(options)  # mistakes are told before anything is loaded
         slots = self._slots(options.get("model"))
         from llmkernel.notebook.generation import Generation  # lazy: see start_load
 
