@@ -1,6 +1,7 @@
 """EngineArgs: everything that can be said about an engine, checked at the door."""
 
 import difflib
+import os
 import re
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ DEFAULT_MODEL = "smollm2"
 
 _UNITS = {"": 1, "B": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY = {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+_IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", re.IGNORECASE)
 
 
@@ -49,7 +51,9 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     stream_interval: emit after this many tokens of a request (1 = every token).
     seed: default seed of requests that name none; None = a fresh one for every request.
     implementation: "auto" is the fused decoder where it is built for the model, transformers' own class otherwise.
-    keep_alive, speculative, data_parallel_size, import_paths: exist for later and are refused by name if set.
+    import_paths: custom logits processors ("module:Class", in order) and the folders to find them in (absolute paths).
+    logprobs_mode: logprobs or logits, of the model's own logits (raw) or of what is drawn from (processed).
+    keep_alive, speculative, data_parallel_size: exist for later and are refused by name if set.
     """
 
     model: str = DEFAULT_MODEL
@@ -75,6 +79,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     import_paths: tuple[str, ...] = ()
     log_stats: bool = True
     implementation: Literal["auto", "fused", "transformers"] = "auto"
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = "raw_logprobs"
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "stream_interval"):
@@ -88,11 +93,13 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if self.num_threads != "auto":
             good = isinstance(self.num_threads, int) and self.num_threads >= 1
             _require(good, "num_threads", self.num_threads, "must be 'auto' or an integer of at least 1")
+        for path in self.import_paths:
+            good = isinstance(path, str) and (os.path.isabs(path) or _IMPORT_PATH.fullmatch(path) is not None)
+            _require(good, "import_paths", path, "must be 'module:Class', or the absolute path of a folder")
         unbuilt = {
             "keep_alive": self.keep_alive is not None,
             "speculative": self.speculative is not None,
             "data_parallel_size": self.data_parallel_size != 1,
-            "import_paths": bool(self.import_paths),
         }
         for name, asked in unbuilt.items():
             if asked:

@@ -6,13 +6,17 @@ from llmkernel.engine.worker.sampler.masks import add_bias, forbid, keep_allowed
 from llmkernel.engine.worker.sampler.penalties import apply_penalties
 from llmkernel.engine.worker.sampler.row import Row
 
-__all__ = ["apply_masks", "shift_logits"]
+__all__ = ["apply_biases", "apply_masks", "penalise"]
 
 
-def shift_logits(padded: torch.Tensor, rows: list[Row]) -> None:
-    """logit_bias, then penalties; padded[n] belongs to rows[n]. Custom logits processors belong at the end of this."""
+def apply_biases(padded: torch.Tensor, rows: list[Row]) -> None:
+    """logit_bias; padded[n] belongs to rows[n]."""
     if biases := [(n, *row.state.bias) for n, row in enumerate(rows) if row.state.bias is not None]:
         add_bias(padded, biases)
+
+
+def penalise(padded: torch.Tensor, rows: list[Row]) -> None:
+    """Repetition, frequency and presence penalties; padded[n] belongs to rows[n]."""
     penalties = [(n, row.state.penalties) for n, row in enumerate(rows) if row.state.penalties is not None]
     if penalties:
         for n, one in penalties:

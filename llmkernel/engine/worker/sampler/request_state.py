@@ -15,8 +15,8 @@ __all__ = ["RequestState"]
 class RequestState:
     """One request's parameters in the form in which rows use them; None where a feature is off.
 
-    key: of its random stream. truncation: None = greedy. error: why the request cannot be sampled at all; it is told at
-    the first sample, so that the request fails alone.
+    params, prompt_token_ids: as they came. key: of its random stream. truncation: None = greedy. error: why the request
+    cannot be sampled at all; it is told at the first sample, so that the request fails alone.
     """
 
     def __init__(
@@ -29,6 +29,8 @@ class RequestState:
         eos_token_id: int | None,
         bad_words_token_ids: list[list[int]] | None,
     ) -> None:
+        self.params = params
+        self.prompt_token_ids = prompt_token_ids
         self.key = seed_key(seed)
         self.error = _unknown_id(params, bad_words_token_ids, vocab_size)
         self.logprobs = params.num_logprobs

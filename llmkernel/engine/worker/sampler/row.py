@@ -10,23 +10,25 @@ __all__ = ["Row"]
 class Row:
     """Row `index` of the logits: its request, and what that has generated. banned: tokens it may not draw here.
 
-    grammar: int32 words, bit i % 32 of word i // 32 set where token i follows its grammar; None = any may.
+    cut: how it is drawn from, None = greedy. grammar: int32 words, bit i % 32 of word i // 32 set where token i follows
+    its grammar; None = any may.
     """
 
-    __slots__ = ("banned", "grammar", "index", "output", "state")
+    __slots__ = ("banned", "cut", "grammar", "index", "output", "state")
 
     def __init__(
         self, index: int, state: RequestState, output_token_ids: list[int], grammar: np.ndarray | None = None
     ) -> None:
         self.index = index
         self.state = state
+        self.cut = state.truncation
         self.output = output_token_ids
         self.banned = state.banned(output_token_ids)
         self.grammar = grammar
 
     @property
     def is_greedy(self) -> bool:
-        return self.state.truncation is None
+        return self.cut is None
 
     @property
     def is_masked(self) -> bool:

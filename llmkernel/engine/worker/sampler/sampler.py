@@ -2,10 +2,12 @@
 
 import dataclasses
 import random
+from collections.abc import Sequence
 
 import torch
 
 from llmkernel.engine.scheduler.output import GrammarMasks
+from llmkernel.engine.worker.logits_processors.seat import ProcessorSeat
 from llmkernel.engine.worker.sampler.chunks import Scratch
 from llmkernel.engine.worker.sampler.logprobs import LogprobsMode, gather_logprobs
 from llmkernel.engine.worker.sampler.request_state import RequestState
@@ -30,6 +32,7 @@ class Sampler:
     """Owns what must be known of each request between add() and remove(). One thread uses it.
 
     vocab_size: columns of the logits. default_seed: of requests that name none; None = a fresh seed for each.
+    processors: custom logits processors, applied in this order.
     """
 
     def __init__(
@@ -39,11 +42,13 @@ class Sampler:
         *,
         default_seed: int | None = None,
         logprobs_mode: LogprobsMode = "raw_logprobs",
+        processors: Sequence[ProcessorSeat] = (),
     ) -> None:
         self._vocab_size = vocab_size
         self._device = device
         self._default_seed = default_seed
         self._logprobs_mode = logprobs_mode
+        self._processors = processors
         self._fresh = random.SystemRandom()
         self._requests: dict[str, RequestState] = {}
         self._scratch = Scratch(device)
@@ -56,7 +61,12 @@ class Sampler:
         eos_token_id: int | None,
         bad_words_token_ids: list[list[int]] | None,
     ) -> None:
-        """Begin a request; a known id begins anew. Wrong token ids are told as an error of its first sample."""
+        """Begin a request; a known id begins anew. Wrong token ids are told as an error of its first sample.
+
+        InvalidRequestError from a custom logits processor that does not take it.
+        """
+        for processor in self._processors:
+            processor.validate(params)
         seed = params.seed if params.seed is not None else self._default_seed
         self._requests[req_id] = RequestState(
             params,
@@ -99,7 +109,7 @@ class Sampler:
             Row(index, self._requests[req_id], output, grammar.of(req_id) if grammar is not None else None)
             for index, (req_id, output) in enumerate(zip(req_ids, output_token_ids, strict=True))
         ]
-        step = SamplerStep(logits, rows, self._scratch, self._logprobs_mode)
+        step = SamplerStep(logits, rows, self._scratch, self._logprobs_mode, self._processors)
         step.run()
         return SamplerOutput(
             step.token_ids,

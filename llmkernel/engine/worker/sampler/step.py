@@ -1,10 +1,14 @@
 """One call of the sampler. Rows are grouped by what they need: a feature costs the rows that use it, and no others."""
 
+import dataclasses
 import math
+from collections.abc import Sequence
 
 import torch
 
-from llmkernel.engine.worker.sampler.adjustments import apply_masks, shift_logits
+from llmkernel.engine.worker.logits_processors.seat import ProcessorSeat
+from llmkernel.engine.worker.logits_processors.slots import SlotRequest
+from llmkernel.engine.worker.sampler.adjustments import apply_biases, apply_masks, penalise
 from llmkernel.engine.worker.sampler.chunks import Scratch, chunk_maxima, pad_rows
 from llmkernel.engine.worker.sampler.draws import uniforms
 from llmkernel.engine.worker.sampler.greedy import pick_best, pick_greedy
@@ -22,19 +26,27 @@ class SamplerStep:
     token_ids: by row, -1 for one that failed. errors: row -> the reason.
     """
 
-    def __init__(self, logits: torch.Tensor, rows: list[Row], scratch: Scratch, mode: LogprobsMode) -> None:
+    def __init__(
+        self,
+        logits: torch.Tensor,
+        rows: list[Row],
+        scratch: Scratch,
+        mode: LogprobsMode,
+        processors: Sequence[ProcessorSeat] = (),
+    ) -> None:
         self.token_ids = [-1] * len(rows)
         self.errors = {row.index: row.state.error for row in rows if row.state.error is not None}
         self._logits = logits
         self._rows = rows
         self._scratch = scratch
         self._mode = mode
+        self._processors = processors
         self._processed: dict[int, torch.Tensor] = {}
 
     def run(self) -> None:
         rows = [row for row in self._rows if row.index not in self.errors]
-        plain = [row for row in rows if row.is_plain]
-        others = [row for row in rows if not row.is_plain]
+        plain = [row for row in rows if row.is_plain and not self._processors]
+        others = [row for row in rows if not row.is_plain or self._processors]
         if plain:
             tokens, best = pick_greedy(self._select(plain))
             sound = self._sound(plain, best)
@@ -56,7 +68,7 @@ class SamplerStep:
     def _run_padded(self, rows: list[Row]) -> None:
         """Rows that are changed, or drawn, or both: in float32."""
         logits = self._select(rows)
-        changes = any(row.is_changed for row in rows)
+        changes = any(row.is_changed for row in rows) or bool(self._processors)
         padded = pad_rows(logits, self._scratch, copy=changes and logits is self._logits)
         if changes:
             self._change(padded, rows)
@@ -64,6 +76,11 @@ class SamplerStep:
         sound = self._sound(rows, maxima.amax(-1))
         greedy = [n for n in sound if rows[n].is_greedy]
         drawn = [n for n in sound if not rows[n].is_greedy]
+        if self._processors:
+            self._process_scaled(padded, rows, drawn)
+            maxima = chunk_maxima(padded)
+            sound = self._sound(rows, maxima.amax(-1))
+            greedy, drawn = ([n for n in some if n in sound] for some in (greedy, drawn))
         if self._mode.startswith("processed"):
             self._keep_processed([(rows[n], padded[n], maxima[n]) for n in sound])
         if greedy:
@@ -72,23 +89,46 @@ class SamplerStep:
             self._draw([rows[n] for n in drawn], *_take(drawn, padded, maxima))
 
     def _change(self, padded: torch.Tensor, rows: list[Row]) -> None:
-        shift_logits(padded, rows)
+        apply_biases(padded, rows)
+        self._process(padded, rows, argmax_invariant=False)
+        penalise(padded, rows)
         masked = [n for n, row in enumerate(rows) if row.is_masked]
         if masked:
             # Looked at before the masks, which could hide a part of what is broken.
             self._sound([rows[n] for n in masked], chunk_maxima(*_take(masked, padded)).amax(-1))
             apply_masks(padded, rows)
 
+    def _process(self, padded: torch.Tensor, rows: list[Row], *, argmax_invariant: bool, apply: bool = True) -> None:
+        """Custom logits processors, in the order of their import paths."""
+        requests = [SlotRequest(row.state, row.state.params, row.state.prompt_token_ids, row.output) for row in rows]
+        logits = padded[:, : self._logits.shape[1]]
+        for processor in self._processors:
+            if processor.is_argmax_invariant == argmax_invariant:
+                for n, reason in processor.run(logits, requests, apply=apply).items():
+                    self.errors.setdefault(rows[n].index, reason)
+
+    def _process_scaled(self, padded: torch.Tensor, rows: list[Row], drawn: list[int]) -> None:
+        """Processors that do not change which token is best: after temperature, and of no use to greedy rows."""
+        scaled = padded.clone() if drawn else padded
+        for n in drawn:
+            cut = rows[n].cut
+            assert cut is not None
+            scaled[n] *= cut.inverse_temperature
+        self._process(scaled, rows, argmax_invariant=True, apply=bool(drawn))
+        for n in drawn:
+            padded[n] = scaled[n]
+            rows[n].cut = dataclasses.replace(rows[n].cut, inverse_temperature=1.0)  # type: ignore[type-var]
+
     def _draw(self, rows: list[Row], padded: torch.Tensor, maxima: torch.Tensor) -> None:
         keys = torch.tensor([row.state.key for row in rows], device=padded.device)
         positions = torch.tensor([len(row.output) for row in rows], device=padded.device)
-        truncations = [row.state.truncation for row in rows if row.state.truncation is not None]
+        truncations = [row.cut for row in rows if row.cut is not None]
         self._store(rows, draw_tokens(padded, maxima, truncations, uniforms(keys, positions)))
 
     def _keep_processed(self, rows: list[tuple[Row, torch.Tensor, torch.Tensor]]) -> None:
         for row, logits, maxima in rows:
             if row.state.logprobs is not None:
-                cut = row.state.truncation
+                cut = row.cut
                 self._processed[row.index] = logits if cut is None else processed_logits(logits, maxima, cut)
 
     def _gather_logprobs(self, rows: list[Row]) -> dict[int, LogprobsLists]:
@@ -117,7 +157,10 @@ class SamplerStep:
             cause = "the model's logits hold NaN or infinity; check the weights, or load it with dtype float32"
         elif best == -math.inf:
             grammar = "the grammar of structured_outputs, " if row.grammar is not None else ""
-            cause = f"{grammar}allowed_token_ids, bad_words and min_tokens leave no token; allow more"
+            custom = "the logits processors, " if self._processors else ""
+            cause = f"{grammar}{custom}allowed_token_ids, bad_words and min_tokens leave no token; allow more"
+        elif row.state.penalties is None:
+            cause = "a logits processor made a logit infinite or NaN; correct it"
         else:
             cause = "a penalty made a logit infinite; use a repetition_penalty nearer to 1"
         return f"No token could be drawn at output position {len(row.output)}: {cause}."
