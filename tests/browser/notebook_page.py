@@ -49,14 +49,18 @@ class NotebookPage:
     def open(self) -> "NotebookPage":
         """Go there and wait until the kernel is idle."""
         path = FRONT_ENDS[self.front_end].format(workspace=f"w{time.monotonic_ns()}", name=self.name)
-        self.page.goto(f"{self.server.url}/{path}")
-        self.wait_until_ready()
-        self.console.clear()  # what a front end says of itself while it starts
+        self._go(lambda: self.page.goto(f"{self.server.url}/{path}"))
         return self
 
     def reload(self) -> None:
-        self.page.reload()
+        self._go(self.page.reload)
+
+    def _go(self, navigate: Callable[[], object]) -> None:
+        """Whatever a front end says of itself while it starts is not ours."""
+        before = list(self.console)
+        navigate()
         self.wait_until_ready()
+        self.console[:] = before
 
     def wait_until_ready(self) -> None:
         """The cells are there and the kernel is idle or busy: connected."""

@@ -1,4 +1,4 @@
-"""Pictures of the live views, light and dark, in build/screenshots (LLMKERNEL_SCREENSHOTS): to be looked at by people."""
+"""Pictures of the live views, light and dark, in build/screenshots (LLMKERNEL_SCREENSHOTS), for people to look at."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.browser.notebook_page import NotebookPage, OpenNotebook
 CELLS = {
     "one": "%%generate --max-tokens 400\nTell me about message queues.",
     "four": "%%generate --max-tokens 300 -n 4\nTell me about message queues.",
-    "fifty": "prompts = [f'Question {n}: what is a queue?' for n in range(50)]\n%generate --prompts prompts --max-tokens 300",
+    "fifty": "prompts = [f'Question {n}: a queue?' for n in range(50)]\n%generate --prompts prompts --max-tokens 300",
     "tokens": "%%generate --max-tokens 60 --logprobs 5\nTell me about message queues.",
 }
 
