@@ -26,8 +26,8 @@ __all__ = ["BackgroundResources"]
 
 logger = init_logger(__name__)
 
-FINALIZER_TIMEOUT = 2.0
-"""Seconds that the engine gets to leave when nobody called shutdown()."""
+FINALIZER_TIMEOUT = 0.2
+"""Seconds that the engine gets to leave when nobody called shutdown(): an interpreter that ends must not be held up."""
 
 _LOOP_WAIT = 0.2
 _DEAD_FRAME = ENGINE_CORE_DEAD

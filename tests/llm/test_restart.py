@@ -27,8 +27,8 @@ def engine_pid(llm: AsyncLLM) -> int:
 
 
 async def until_eight_run(llm: AsyncLLM) -> None:
-    while (await llm.get_stats())["num_running_reqs"] < 8:
-        await asyncio.sleep(0.01)  # noqa: ASYNC110 - another process is waited for
+    while (await llm.get_stats())["num_running_reqs"] < 8:  # noqa: ASYNC110 - another process is waited for
+        await asyncio.sleep(0.01)
 
 
 async def read_to_the_error(llm: AsyncLLM, prompt: str) -> tuple[str, EngineDeadError]:
@@ -135,8 +135,8 @@ async def test_kills_and_restarts_in_a_row_leave_nothing(cycles: int) -> None:
             if cycle >= cycles // 2:
                 memory.append(process.memory_info().rss)
         async with asyncio.timeout(5):
-            while count() != first:
-                await asyncio.sleep(0.05)  # noqa: ASYNC110 - threads of the last cycle still end
+            while count() != first:  # noqa: ASYNC110 - threads of the last cycle still end
+                await asyncio.sleep(0.05)
         assert llm.generation == cycles + 1
         growth = (memory[-1] - memory[0]) / (len(memory) - 1)
         print(f"{growth / 1024:.1f} KiB per cycle", file=sys.stderr)

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 import queue
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,9 +63,9 @@ class Cell:
 class Kernel:
     """One kernel process; `run` executes a cell and waits for it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **environment: str) -> None:
         self._manager = KernelManager(kernel_name="python3")
-        self._manager.start_kernel(cwd=str(folder), env=_environment(folder))
+        self._manager.start_kernel(cwd=str(folder), env=_environment(folder) | environment)
         self.client = self._manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
@@ -125,6 +126,15 @@ class Kernel:
         assert result["status"] == "ok", result
         return eval(result["data"]["text/plain"])
 
+    def kill(self) -> None:
+        """SIGKILL."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    def restart(self) -> None:
+        """As the Restart button does: kill it at once, start it again with its old connection file."""
+        self._manager.restart_kernel(now=True)
+        self.client.wait_for_ready(timeout=60)
+
     def stop(self) -> None:
         """Shut the kernel down as a server does; idempotent."""
         if self._stopped:
@@ -150,9 +160,9 @@ class Kernel:
 
 
 @contextlib.contextmanager
-def running_kernel(folder: Path, *cells: str) -> Iterator[Kernel]:
+def running_kernel(folder: Path, *cells: str, **environment: str) -> Iterator[Kernel]:
     """A kernel in `folder`, after running `cells`."""
-    kernel = Kernel(folder)
+    kernel = Kernel(folder, **environment)
     try:
         for code in cells:
             cell = kernel.run(code)
