@@ -29,7 +29,13 @@ from llmkernel.protocol.sampling_params import RequestOutputKind, SamplingParams
 def main() -> None:
     """Measure what was asked for and print one JSON object."""
     options = parse_options()
-    args = EngineArgs(model=options.model, dtype=options.dtype, num_threads=options.threads, max_num_seqs=256)
+    args = EngineArgs(
+        model=options.model,
+        dtype=options.dtype,
+        implementation=options.implementation,
+        num_threads=options.threads,
+        max_num_seqs=256,
+    )
     core = EngineCore(args, UniProcExecutor(), lambda *_: None)
     facts = core.ready
     report: dict[str, Any] = {
@@ -60,6 +66,7 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
+    parser.add_argument("--implementation", default="auto", choices=["auto", "fused", "transformers"])
     parser.add_argument("--batches", default="1,4,16,64", type=lambda text: [int(part) for part in text.split(",")])
     parser.add_argument("--context", default=128, type=int, help="tokens of each prompt")
     parser.add_argument("--tokens", default=32, type=int, help="tokens generated per request and counted")
