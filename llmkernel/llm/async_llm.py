@@ -11,6 +11,7 @@ from llmkernel.client.attachment import RunningEngine
 from llmkernel.client.core_client import EngineCoreClient, make_async_mp_client
 from llmkernel.config import EngineArgs
 from llmkernel.errors import EngineDeadError, InvalidRequestError, UnsupportedFeatureError
+from llmkernel.llm.beam_search import BeamSearch, gather_last
 from llmkernel.llm.engine_watch import EngineHealth
 from llmkernel.llm.input_processor import InputProcessor
 from llmkernel.llm.loop_seat import LoopSeat
@@ -23,7 +24,7 @@ from llmkernel.llm.tokenizer import Tokenizer
 from llmkernel.protocol.handshake import EngineCoreReadyResponse, Progress
 from llmkernel.protocol.pooling_params import PoolingParams
 from llmkernel.protocol.requests import LoRARequest
-from llmkernel.protocol.sampling_params import SamplingParams
+from llmkernel.protocol.sampling_params import BeamSearchParams, SamplingParams
 from llmkernel.protocol.stats import SchedulerStats
 
 __all__ = ["AsyncLLM"]
@@ -238,6 +239,26 @@ class AsyncLLM:
         return self.generate(
             chat, sampling_params, request_id, lora_request, trace_headers, priority, data_parallel_rank
         )
+
+    async def beam_search(
+        self,
+        prompt: PromptType | ChatPrompt,
+        request_id: str | None = None,
+        params: BeamSearchParams | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The likeliest answers to a prompt, best first, in the one output of this stream."""
+        processor = await self._input_processor()
+        request_id = request_id or f"beam-{secrets.token_hex(4)}"
+        tokenized = await asyncio.to_thread(processor.tokenize, prompt)
+        search = BeamSearch(tokenized, params or BeamSearchParams(beam_width=4, max_tokens=16), await self.ready())
+        while beams := search.prompts:
+            streams = [
+                self.generate(beam, search.sampling_params, f"{request_id}-{place}", lora_request)
+                for place, beam in enumerate(beams)
+            ]
+            search.advance(await gather_last(streams))
+        yield search.request_output(request_id, await self.get_tokenizer())
 
     async def render_chat(
         self,

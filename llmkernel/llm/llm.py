@@ -12,6 +12,7 @@ from llmkernel.errors import (
     InvalidRequestError,
     UnsupportedFeatureError,
 )
+from llmkernel.llm.beam_search import BeamSearch, BeamSearchOutput
 from llmkernel.llm.llm_engine import LLMEngine
 from llmkernel.llm.outputs import RequestOutput
 from llmkernel.llm.prompts import ChatPrompt, PromptType
@@ -19,7 +20,7 @@ from llmkernel.llm.request_batch import RequestBatch
 from llmkernel.llm.shared_engine import resolve_engine
 from llmkernel.llm.tokenizer import Tokenizer
 from llmkernel.protocol.requests import LoRARequest
-from llmkernel.protocol.sampling_params import RequestOutputKind, SamplingParams
+from llmkernel.protocol.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 __all__ = ["LLM"]
 
@@ -128,6 +129,34 @@ class LLM:
         chats = _chats(messages, chat_template, add_generation_prompt, tools, documents, chat_template_kwargs)
         return self.stream(chats, sampling_params, priority=priority)
 
+    def beam_search(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        params: BeamSearchParams,
+        lora_request: LoRARequest | None = None,
+        *,
+        use_tqdm: bool = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The likeliest sequences for each prompt, best first. concurrency_limit: prompts that are searched at once."""
+        if use_tqdm:
+            raise UnsupportedFeatureError("use_tqdm is not built; leave it out.", parameter="use_tqdm")
+        if concurrency_limit is not None and concurrency_limit < 1:
+            raise InvalidRequestError(
+                f"concurrency_limit = {concurrency_limit} must be at least 1, or None.", parameter="concurrency_limit"
+            )
+        processor, items = self.llm_engine.input_processor, _as_list(prompts)
+        searches = [BeamSearch(processor.tokenize(prompt), params, self.llm_engine.facts) for prompt in items]
+        at_once = concurrency_limit or max(1, len(searches))
+        for start in range(0, len(searches), at_once):
+            some = searches[start : start + at_once]
+            while growing := [(search, beams) for search in some if (beams := search.prompts)]:
+                beams = [beam for _, beams in growing for beam in beams]
+                outputs = iter(self._run(beams, growing[0][0].sampling_params, lora_request, None, 0))
+                for search, own in growing:
+                    search.advance([next(outputs) for _ in own])
+        return [BeamSearchOutput(search.sequences(self.get_tokenizer())) for search in searches]
+
     def get_default_sampling_params(self) -> SamplingParams:
         """vLLM's defaults, with what the model's generation_config says."""
         return self.llm_engine.input_processor.default_sampling_params()
@@ -158,9 +187,6 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
-
-    def beam_search(self, *_: Any, **__: Any) -> NoReturn:
-        _refuse("beam_search")
 
     def encode(self, *_: Any, **__: Any) -> NoReturn:
         _refuse("encode")

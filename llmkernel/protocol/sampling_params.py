@@ -248,7 +248,11 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
 
 
 class BeamSearchParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """Parameters of beam search (vLLM's names). Beam search is refused by name until it is built."""
+    """Parameters of beam search (vLLM's names).
+
+    beam_width: beams that grow at once, and sequences that come back. length_penalty: a score is divided by the length
+    to this power. structured_outputs is vLLM's and refused by name.
+    """
 
     beam_width: int
     max_tokens: int
@@ -256,6 +260,22 @@ class BeamSearchParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields
     temperature: float = 0.0
     length_penalty: float = 1.0
     include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        integer("beam_width", self.beam_width, 1, MAX_LOGPROBS // 2)
+        integer("max_tokens", self.max_tokens, 1)
+        number("temperature", self.temperature, 0, 2)
+        number("length_penalty", self.length_penalty)
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise refusal(name, getattr(self, name), "True or False")
+        if self.structured_outputs is not None:
+            raise UnsupportedFeatureError(
+                "structured_outputs is not built for beam search; leave it out, or use generate.",
+                parameter="structured_outputs",
+            )
 
 
 def _key(key: object) -> int:

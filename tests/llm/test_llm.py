@@ -129,7 +129,7 @@ def test_a_refused_prompt_takes_the_whole_call_back(llm: LLM) -> None:
 
 
 def test_what_is_not_built_is_refused_by_name(llm: LLM) -> None:
-    for name in ("beam_search", "encode", "embed", "classify", "reward", "score"):
+    for name in ("encode", "embed", "classify", "reward", "score"):
         with pytest.raises(UnsupportedFeatureError, match=name):
             getattr(llm, name)("a", BeamSearchParams(2, 4))
     with pytest.raises(UnsupportedFeatureError, match="use_tqdm"):
