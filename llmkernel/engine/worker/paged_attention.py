@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from llmkernel.engine.worker.attention import LayerSpec, attend
+from llmkernel.engine.worker.attention import LayerSpec, attend, batched_products_win
 from llmkernel.engine.worker.kv_store import KVStore
 
 __all__ = ["PagedAttention", "ScheduledTokens"]
@@ -137,6 +137,8 @@ class PagedAttention:
         ends = np.array([sequence.context for sequence in group]) - firsts * size
         length = int(ends.max())
         table = np.zeros((len(group), -(-length // size)), dtype=np.int64)
+        if batched_products_win(self._dtype, self._device, len(group), table.shape[1] * size):
+            length = table.shape[1] * size
         for row, (sequence, first) in enumerate(zip(group, firsts, strict=True)):
             used = sequence.block_ids[first : -(-sequence.context // size)]
             table[row, : len(used)] = used
