@@ -1,6 +1,7 @@
 """What every test shares: a quiet environment, and the proof that the whole run leaves no engine process behind."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 
 import psutil
@@ -8,6 +9,8 @@ import pytest
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+_state = tempfile.TemporaryDirectory(prefix="llmkernel-state-", ignore_cleanup_errors=True)
+os.environ["XDG_STATE_HOME"] = _state.name  # journals of tests are not the user's
 
 
 def _engines() -> list[psutil.Process]:

@@ -5,7 +5,9 @@ from typing import Any
 from llmkernel.config import format_bytes
 from llmkernel.notebook import awaiting, completion
 from llmkernel.notebook.cells import Cells
+from llmkernel.notebook.journal import Journal, journal_path
 from llmkernel.notebook.magics import LLMMagics
+from llmkernel.notebook.notebook_name import notebook_name
 from llmkernel.notebook.session import Session
 
 __all__ = ["load", "unload"]
@@ -17,7 +19,7 @@ def load(shell: Any) -> None:
     """Register the magics, the await transformer, completion, and the session behind them."""
     unload(shell)  # what an earlier, perhaps broken, load has left
     cells = Cells(shell)
-    session = Session(cells)
+    session = Session(cells, journal=Journal(journal_path(), notebook_name(shell)))
     cells.start()
     shell.register_magics(LLMMagics(shell, session))
     shell.input_transformers_post.append(awaiting.await_our_magics)

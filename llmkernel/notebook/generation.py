@@ -36,6 +36,7 @@ class Generation:
     `await it` (the value is itself), or `async for text in it`. id: what `%llm ps`, `stop` and `show` call it. rows:
     one per prompt. Cancelling whoever awaits it aborts its requests and keeps the text so far. A single request that
     fails raises when it is awaited; of many, a failure stands in `errors`, and raises only when all have failed.
+    on_end: called with it when everything has ended.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Generation:
         self._growth = asyncio.Event()
         self._cancelled = False
         self._waiters = 0
+        self.on_end: list[Callable[[Generation], None]] = []
         self.view = view(self) if view is not None else None
         if _loop_runs():  # else it starts when it is awaited
             self._start()
@@ -265,6 +267,8 @@ class Generation:
     async def _end(self) -> None:
         if self._tasks:
             await asyncio.wait(self._tasks.values())
+        for tell in self.on_end:
+            tell(self)
         if self.view is not None:
             self.view.finish()
 

@@ -219,6 +219,9 @@ class LLMMagics(Magics):
         self._print(f"Stopped {', '.join(stopped)}." if stopped else "Nothing runs.")
 
     def _show(self, rest: str) -> None:
+        if (stored := self.session.stored(rest or None)) is not None:
+            stored.show()
+            return
         if not self.session.generations and not rest:
             raise UsageError("Nothing was asked yet; there is nothing to show.")
         self.session.generation(rest or None).show()

@@ -16,6 +16,7 @@ from llmkernel.notebook.work import Work
 
 if TYPE_CHECKING:
     from llmkernel.notebook.generation import AnswerView, Generation
+    from llmkernel.notebook.journal import Journal, JournalEntry
     from llmkernel.notebook.model_slot import ModelSlot
 
 __all__ = ["Session"]
@@ -35,9 +36,12 @@ class Session:
 
     current: "Session | None" = None
 
-    def __init__(self, cells: Cells | None = None, *, auto_restart: bool = False) -> None:
-        """`cells`: those of the shell that the session belongs to; None in a script."""
+    def __init__(
+        self, cells: Cells | None = None, *, auto_restart: bool = False, journal: "Journal | None" = None
+    ) -> None:
+        """`cells`: those of the shell that the session belongs to, None in a script. `journal`: keeps answers."""
         self.auto_restart = auto_restart
+        self.journal = journal
         self.models: dict[str, ModelSlot] = {}
         self.default: str | None = None
         self.settings = Settings()
@@ -158,6 +162,8 @@ class Session:
             self._loop = asyncio.get_running_loop()
         self._count += 1
         generation = Generation(f"g{self._count}", slots, made, options, cells=self.cells, view=view)
+        if self.journal is not None:
+            generation.on_end.append(self.journal.add)
         self.generations.append(generation)
         return generation
 
@@ -199,6 +205,11 @@ class Session:
             known = ", ".join(one.id for one in self.generations) or "none yet"
             raise brief(InvalidRequestError(f"No generation is called {id!r} (known: {known})."))
         return found[-1]
+
+    def stored(self, id: str | None = None) -> "JournalEntry | None":
+        """What the journal has of a generation that is not remembered here: `id`, or this notebook's newest."""
+        known = any(id is None or one.id == id for one in self.generations)
+        return None if known or self.journal is None else self.journal.find(id)
 
     def close(self) -> dict[str, int]:
         """Abort what runs and end every engine; idempotent. Bytes given back, by name."""
