@@ -15,7 +15,11 @@ from llmkernel.notebook.arguments import is_awaited_verb, is_background
 
 __all__ = ["add_awaits", "await_our_magics"]
 
-_AWAITED: dict[str, Callable[[str], bool]] = {"generate": lambda line: not is_background(line), "llm": is_awaited_verb}
+_AWAITED: dict[str, Callable[[str], bool]] = {
+    "generate": lambda line: not is_background(line),
+    "chat": lambda line: not is_background(line),
+    "llm": is_awaited_verb,
+}
 """Our magics, and whether the rest of the line asks for waiting."""
 
 _NESTING = ("time", "capture")

@@ -23,8 +23,8 @@ class Cells:
     """The shell's cells, as its events tell them.
 
     serial: changes with every cell. task: the task that runs the newest cell, None outside of one. interrupted:
-    Interrupt (SIGINT) has come and was not raised yet. raw: the newest cell as it was typed. shell: the
-    InteractiveShell.
+    Interrupt (SIGINT) has come and was not raised yet. raw: the newest cell as it was typed. id: the
+    newest cell's in its notebook, "" if the front end does not say. shell: the InteractiveShell.
     """
 
     def __init__(self, shell: Any) -> None:
@@ -33,6 +33,7 @@ class Cells:
         self.task: asyncio.Task[Any] | None = None
         self.interrupted = False
         self.raw = ""
+        self.id = ""
         self._depth = 0
         self._waiting = 0
         self._previous: Any = None
@@ -79,6 +80,7 @@ class Cells:
         if threading.current_thread() is not threading.main_thread():
             return  # a subshell's cell
         self.raw = getattr(info, "raw_cell", "")
+        self.id = getattr(info, "cell_id", None) or ""
         task = None
         with contextlib.suppress(RuntimeError):  # no running loop: the cell is synchronous
             task = asyncio.current_task()

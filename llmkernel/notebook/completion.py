@@ -8,13 +8,13 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, context_
 
 from llmkernel.config import DEFAULT_MODEL
 from llmkernel.notebook.magics import VERBS
-from llmkernel.notebook.options import GENERATE, LOAD, LOGS, SETTINGS, STOP, UNLOAD, Option
+from llmkernel.notebook.options import CHAT, GENERATE, LOAD, LOGS, SETTINGS, STOP, TURNS, UNLOAD, Option
 from llmkernel.notebook.session import Session
 
 __all__ = ["candidates", "matcher"]
 
-_LINE = re.compile(r"(?:^|=\s*)\s*(%%?)(generate|llm)\s+(.*)$")
-_OPTIONS: dict[str, tuple[Option, ...]] = {"load": LOAD, "unload": UNLOAD, "stop": STOP, "logs": LOGS}
+_LINE = re.compile(r"(?:^|=\s*)\s*(%%?)(generate|chat|llm)\s+(.*)$")
+_OPTIONS: dict[str, tuple[Option, ...]] = {"load": LOAD, "unload": UNLOAD, "stop": STOP, "logs": LOGS, "chat": TURNS}
 
 
 def matcher(session: Session) -> Callable[[CompletionContext], Any]:
@@ -40,12 +40,14 @@ def candidates(magic: str, typed: str, session: Session) -> Iterable[str]:
     previous = before[-1] if before else ""
     if previous == "--model" or (magic == "llm" and before and before[0] in ("unload", "logs") and len(before) == 1):
         yield from session.models
-    if magic == "generate":
-        yield from _flags(GENERATE)
+    if magic in ("generate", "chat"):
+        yield from _flags(GENERATE if magic == "generate" else CHAT)
     elif not before:
         yield from VERBS
     elif before[0] == "load" and len(before) == 1:
         yield DEFAULT_MODEL
+    elif before[0] == "chat" and len(before) == 1:
+        yield from ("show", "undo", "reset")
     elif before[0] == "config":
         yield from (f"{name}=" for name in SETTINGS)
     elif before[0] in ("stop", "show"):

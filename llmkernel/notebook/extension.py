@@ -12,7 +12,7 @@ from llmkernel.notebook.session import Session
 
 __all__ = ["load", "unload"]
 
-_MAGICS = ("generate", "llm")
+_MAGICS = ("generate", "chat", "llm")
 
 
 def load(shell: Any) -> None:

@@ -54,17 +54,17 @@ class GenerationRow:
         if self._options.get("raw") and template is None:
             outputs = llm.generate(self.prompt.text, params, self.request_id, priority=priority)
         else:
-            await _note_special_tokens(llm, self.messages, notes)
+            await _note_special_tokens(llm, [*self.messages[:1], self.messages[-1]], notes)
             outputs = llm.chat(self.messages, params, self.request_id, chat_template=template, priority=priority)
         async for output in outputs:
             yield output
 
     @property
-    def messages(self) -> list[dict[str, str]]:
-        """The conversation: a system message if there is one, then the prompt as the user's turn."""
+    def messages(self) -> list[Mapping[str, str]]:
+        """The conversation: a system message if there is one, earlier turns, then the prompt as the user's turn."""
         system = self._options.get("system")
         start = [{"role": "system", "content": system}] if system else []
-        return [*start, {"role": "user", "content": self.prompt.text}]
+        return [*start, *self.prompt.before, {"role": "user", "content": self.prompt.text}]
 
     def markdown_of(self, answer: CompletionOutput) -> str:
         """Its text as safe Markdown, made once for each length."""
@@ -98,7 +98,7 @@ class GenerationRow:
             self._aborted = self.done = True
 
 
-async def _note_special_tokens(llm: AsyncLLM, messages: list[dict[str, str]], notes: list[str]) -> None:
+async def _note_special_tokens(llm: AsyncLLM, messages: list[Mapping[str, str]], notes: list[str]) -> None:
     found = await llm.special_tokens_in(messages)
     note = f"{', '.join(found)} in the prompt was sent as the special token." if found else ""
     if note and note not in notes:

@@ -1,5 +1,6 @@
-"""The magics: %%generate, %generate and %llm."""
+"""The magics: %%generate, %%chat, their line forms, and %llm."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from IPython.core.error import UsageError
@@ -10,11 +11,12 @@ from llmkernel.errors import LLMKernelError
 from llmkernel.notebook.arguments import help_text, parse_line, split_words, unquote
 from llmkernel.notebook.brief_errors import brief
 from llmkernel.notebook.cells import is_terminal
+from llmkernel.notebook.conversation import Cell, Conversation
 from llmkernel.notebook.display import answer_view
 from llmkernel.notebook.exact_body import exact_body
 from llmkernel.notebook.interpolation import interpolate
 from llmkernel.notebook.load_view import show_load
-from llmkernel.notebook.options import GENERATE, LOAD, LOGS, SETTINGS, STOP, UNLOAD
+from llmkernel.notebook.options import CHAT, GENERATE, LOAD, LOGS, SETTINGS, STOP, TURNS, UNLOAD, Option
 from llmkernel.notebook.plain_text import clean_text
 from llmkernel.notebook.prompts import Prompt, prompts_from
 from llmkernel.notebook.session import Session
@@ -23,7 +25,7 @@ from llmkernel.notebook.variables import look_up, resolve_words
 from llmkernel.notebook.work import Work
 
 if TYPE_CHECKING:
-    from llmkernel.notebook.generation import Generation
+    from llmkernel.notebook.generation import AnswerView, Generation
     from llmkernel.notebook.live_views import LiveViews
 
 __all__ = ["LATER", "VERBS", "LLMMagics"]
@@ -36,6 +38,7 @@ VERBS = {
     "config": "[NAME=VALUE ...]: defaults for %%generate; NAME= takes one back, no argument shows them",
     "ps": "what runs, and what ran",
     "stop": "[ID | --all]: abort a generation",
+    "chat": "[show | undo [-n N] | reset] [--model NAME]: the conversation of %%chat",
     "show": "[ID]: show a generation again, the newest if none is named",
     "logs": "[NAME] [-n N]: the last lines of an engine's log",
     "help": "this list",
@@ -70,16 +73,12 @@ class LLMMagics(Magics):
     @line_cell_magic
     def generate(self, line: str, cell: str | None = None) -> "Generation":
         """Its help is made from the table of options, below."""
-        command = "%generate" if cell is None else "%%generate"
-        options, rest = parse_line(line, GENERATE, command=command)
-        if cell is not None and rest and not rest.startswith("#"):
-            raise UsageError(f"{rest!r} stands after the options; the prompt goes into the lines below %%generate.")
-        raw = self.session.cells.raw if self.session.cells is not None else ""
-        text = rest if cell is None else exact_body(raw, "generate", cell)
-        try:
-            return self._submit(options, text, command)
-        except LLMKernelError as error:
-            raise brief(error) from None
+        return self._ask("generate", GENERATE, line, cell, self._submit)
+
+    @line_cell_magic
+    def chat(self, line: str, cell: str | None = None) -> "Generation":
+        """Its help is made from the table of options, below."""
+        return self._ask("chat", CHAT, line, cell, self._submit_turn)
 
     @line_magic
     def llm(self, line: str) -> Any:
@@ -94,8 +93,32 @@ class LLMMagics(Magics):
         except LLMKernelError as error:
             raise brief(error) from None
 
+    def _ask(
+        self,
+        name: str,
+        known: tuple[Option, ...],
+        line: str,
+        cell: str | None,
+        submit: "Callable[[dict[str, Any], str, str], Generation]",
+    ) -> "Generation":
+        command = f"%{name}" if cell is None else f"%%{name}"
+        options, rest = parse_line(line, known, command=command)
+        if cell is not None and rest and not rest.startswith("#"):
+            raise UsageError(f"{rest!r} stands after the options; the prompt goes into the lines below {command}.")
+        raw = self.session.cells.raw if self.session.cells is not None else ""
+        text = rest if cell is None else exact_body(raw, name, cell)
+        output = options.pop("output", None)
+        try:
+            generation = submit(options, text, command)
+        except LLMKernelError as error:
+            raise brief(error) from None
+        if output is not None:
+            self.shell.user_ns[output] = generation
+        self._say_what_is_not_awaited(generation, output)
+        return generation
+
     def _submit(self, options: dict[str, Any], text: str, command: str) -> "Generation":
-        output, interpolated = options.pop("output", None), options.pop("interpolate", False)
+        interpolated = options.pop("interpolate", False)
         variable = options.pop("prompts", None)
         merged = self.session.settings.merged(resolve_words(options, self.shell.user_ns))
         rows: list[Prompt]
@@ -105,24 +128,33 @@ class LLMMagics(Magics):
             names = self.shell.user_ns if interpolated else None
             rows = prompts_from(items, template, name=variable, variables=names)
         else:
-            if not text.strip():
-                where = "after %generate" if command == "%generate" else "into the lines below %%generate"
-                raise UsageError(f"The prompt is empty; write it {where}.")
-            rows = [Prompt(interpolate(text, self.shell.user_ns) if interpolated else text)]
+            rows = [Prompt(self._prompt(text, command, interpolated))]
+        return self._shown(lambda view: self.session.submit(rows, merged, view))
+
+    def _submit_turn(self, options: dict[str, Any], text: str, command: str) -> "Generation":
+        question = self._prompt(text, command, options.pop("interpolate", False))
+        merged = self.session.settings.merged(resolve_words(options, self.shell.user_ns))
+        cells = self.session.cells
+        cell = Cell(cells.id, cells.serial) if cells is not None else Cell("", 0)
+        return self._shown(lambda view: self.session.chats.ask(question, merged, view, cell))
+
+    def _prompt(self, text: str, command: str, interpolated: bool) -> str:
+        if not text.strip():
+            where = f"into the lines below {command}" if command.startswith("%%") else f"after {command}"
+            raise UsageError(f"The prompt is empty; write it {where}.")
+        return interpolate(text, self.shell.user_ns) if interpolated else text
+
+    def _shown(self, submit: "Callable[[Callable[[Generation], AnswerView | None]], Generation]") -> "Generation":
+        """What `submit` makes, with a view in this cell; models that it loads are shown, too."""
         loaded = set(self.session.models)
-        generation = self.session.submit(
-            rows,
-            merged,
+        generation = submit(
             lambda made: answer_view(
                 self.shell, made, patient=loaded.issuperset(slot.name for slot in made.slots), live=lambda: self.views
-            ),
+            )
         )
         for slot in generation.slots:
             if slot.name not in loaded:
                 show_load(self.shell, slot, reason=", the default model")
-        if output is not None:
-            self.shell.user_ns[output] = generation
-        self._say_what_is_not_awaited(generation, output)
         return generation
 
     def _say_what_is_not_awaited(self, generation: "Generation", output: str | None) -> None:
@@ -218,6 +250,22 @@ class LLMMagics(Magics):
             generation.cancel()
         self._print(f"Stopped {', '.join(stopped)}." if stopped else "Nothing runs.")
 
+    def _chat(self, rest: str) -> "Conversation | None":
+        what, _, rest = rest.partition(" ")
+        if what.startswith("-"):
+            what, rest = "show", f"{what} {rest}"
+        options, extra = parse_line(rest.strip(), TURNS, command="%llm chat")
+        if extra or what not in ("", "show", "undo", "reset"):
+            raise UsageError(f"{extra or what!r} is none of show, undo and reset.")
+        conversation = self.session.chats.conversation(options.get("model"))
+        if what in ("", "show"):
+            return conversation
+        count = conversation.reset() if what == "reset" else conversation.undo(options.get("turns", 1))
+        turns = "1 turn" if count == 1 else f"{count} turns"
+        left = "" if what == "reset" else f", {len(conversation)} left"
+        self._print(f"{turns} of the chat with {conversation.model} taken back{left}.")
+        return None
+
     def _show(self, rest: str) -> None:
         if (stored := self.session.stored(rest or None)) is not None:
             stored.show()
@@ -270,6 +318,18 @@ Defaults of most of them: %llm config. In quotes, \\n is a newline: --stop "\\n"
 goes after --. IPython replaces {{expression}} and $name in the line itself, never in the body.
 """
 
+_CHAT_HELP = f"""Go on talking with the loaded model: the cell is the next turn, what was said before goes with it.
+
+    %%chat [options]              %chat [options] question
+    the question
+
+A cell that is run again asks its turn again; the turns after it are taken back. An answer that was stopped stays as far
+as it came; one that failed is dropped with its question. %llm chat shows the conversation, undo and reset take it back.
+
+Options
+{help_text(CHAT)}
+"""
+
 _LLM_HELP = "\n".join(
     [
         "%llm VERB ...",
@@ -281,4 +341,5 @@ _LLM_HELP = "\n".join(
 )
 
 LLMMagics.generate.__doc__ = _GENERATE_HELP
+LLMMagics.chat.__doc__ = _CHAT_HELP
 LLMMagics.llm.__doc__ = _LLM_HELP

@@ -6,7 +6,7 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-__all__ = ["GENERATE", "LOAD", "LOGS", "SETTINGS", "STOP", "UNLOAD", "Option"]
+__all__ = ["CHAT", "GENERATE", "LOAD", "LOGS", "SETTINGS", "STOP", "TURNS", "UNLOAD", "Option"]
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,9 @@ GENERATE = (
            " template with {prompt}, or with the item's keys or columns"),
 )  # fmt: skip
 
+CHAT = tuple(option for option in GENERATE if option.name not in ("n", "raw", "prompts"))
+"""Those of %%chat: one question, one answer, always by a template."""
+
 SETTINGS = {option.name: option for option in GENERATE if option.setting}
 """What `%llm config` can set, by name."""
 
@@ -149,4 +152,8 @@ LOAD = (
 )
 UNLOAD = (Option(("--all",), "all", "", "every model"),)
 STOP = (Option(("--all",), "all", "", "every request that runs"),)
+TURNS = (
+    Option(("--model",), "model", "NAME", "the chat with this model (the one loaded last)"),
+    Option(("-n",), "turns", "N", "turns to take back (1)", _integer),
+)
 LOGS = (Option(("-n",), "lines", "N", "last lines (50)", _integer),)

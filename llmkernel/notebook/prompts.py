@@ -14,10 +14,14 @@ __all__ = ["Prompt", "prompts_from"]
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """text: the user's turn, or the whole prompt of a raw request. error: why it cannot be asked, if it cannot."""
+    """text: the user's turn, or the whole prompt of a raw request. error: why it cannot be asked, if it cannot.
+
+    before: earlier turns of the conversation, as messages.
+    """
 
     text: str
     error: InvalidRequestError | None = None
+    before: tuple[Mapping[str, str], ...] = ()
 
 
 def prompts_from(

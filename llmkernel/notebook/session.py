@@ -10,6 +10,7 @@ from llmkernel.config import DEFAULT_MODEL, EngineArgs, format_bytes
 from llmkernel.errors import InvalidRequestError
 from llmkernel.notebook.brief_errors import brief
 from llmkernel.notebook.cells import Cells
+from llmkernel.notebook.chats import Chats
 from llmkernel.notebook.prompts import Prompt
 from llmkernel.notebook.settings import Settings, completed
 from llmkernel.notebook.work import Work
@@ -30,8 +31,8 @@ class Session:
 
     All of it belongs to the event loop on which the first model was loaded. `close` (or `with`) ends every engine.
     models: name -> ModelSlot (`.llm` is the AsyncLLM). default: name of the model loaded last. settings: see Settings.
-    generations: the newest 64. Session.current is the one of `%load_ext`, if there is one. auto_restart: see ModelSlot;
-    for models that are loaded from now on.
+    generations: the newest 64. chats: the conversations. Session.current is the one of `%load_ext`, if there is one.
+    auto_restart: see ModelSlot; for models that are loaded from now on.
     """
 
     current: "Session | None" = None
@@ -46,6 +47,7 @@ class Session:
         self.default: str | None = None
         self.settings = Settings()
         self.generations: deque[Generation] = deque(maxlen=REMEMBERED)
+        self.chats = Chats(self)
         self.cells = cells
         self._count = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -140,6 +142,16 @@ class Session:
         With no model loaded the default one is loaded.
         """
         return self.submit(prompts, self.settings.merged(options))
+
+    def chat(self, question: str, **options: Any) -> "Generation":
+        """The next turn of the conversation with a model; a handle at once. options: those of `%%chat`.
+
+        `chats.conversation()` has what was said, `undo` and `reset`.
+        """
+        for name, plain in (("n", 1), ("raw", False)):
+            if options.get(name) is not None and options[name] != plain:
+                raise brief(InvalidRequestError(f"A chat has one answer a turn, by its template; leave {name} out."))
+        return self.chats.ask(question, self.settings.merged(options))
 
     def submit(
         self,
