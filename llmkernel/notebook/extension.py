@@ -6,6 +6,7 @@ from llmkernel.config import format_bytes
 from llmkernel.notebook import awaiting, completion
 from llmkernel.notebook.cells import Cells
 from llmkernel.notebook.journal import Journal, journal_path
+from llmkernel.notebook.line_text import QuestionLine
 from llmkernel.notebook.magics import LLMMagics
 from llmkernel.notebook.notebook_name import notebook_name
 from llmkernel.notebook.session import Session
@@ -23,6 +24,7 @@ def load(shell: Any) -> None:
     cells.start()
     shell.register_magics(LLMMagics(shell, session))
     shell.input_transformers_post.append(awaiting.await_our_magics)
+    shell.input_transformer_manager.token_transformers.append(QuestionLine)
     if shell.Completer is not None:
         shell.Completer.custom_matchers.append(completion.matcher(session))
     Session.current = session
@@ -34,6 +36,7 @@ def unload(shell: Any) -> None:
         for name in _MAGICS:
             shell.magics_manager.magics[kind].pop(name, None)
     _remove_ours(shell.input_transformers_post, awaiting.__name__)
+    _remove_ours(shell.input_transformer_manager.token_transformers, QuestionLine.__module__)
     if shell.Completer is not None:
         _remove_ours(shell.Completer.custom_matchers, completion.__name__)
     magics = shell.magics_manager.registry.pop(LLMMagics.__name__, None)

@@ -1,10 +1,17 @@
 """The magics: %%generate, %%chat, their line forms, and %llm."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
+from IPython.core.magic import (
+    Magics,
+    line_cell_magic,
+    line_magic,
+    magics_class,
+    needs_local_scope,
+    no_var_expand,
+)
 
 from llmkernel.config import EngineArgs, format_bytes
 from llmkernel.errors import LLMKernelError
@@ -16,6 +23,7 @@ from llmkernel.notebook.display import answer_view
 from llmkernel.notebook.exact_body import exact_body
 from llmkernel.notebook.interpolation import interpolate
 from llmkernel.notebook.load_view import show_load
+from llmkernel.notebook.line_text import expand_line
 from llmkernel.notebook.options import CHAT, GENERATE, LOAD, LOGS, SETTINGS, STOP, TURNS, UNLOAD, Option
 from llmkernel.notebook.plain_text import clean_text
 from llmkernel.notebook.prompts import Prompt, prompts_from
@@ -71,14 +79,22 @@ class LLMMagics(Magics):
             self._views.close()
 
     @line_cell_magic
-    def generate(self, line: str, cell: str | None = None) -> "Generation":
+    @needs_local_scope
+    @no_var_expand
+    def generate(
+        self, line: str, cell: str | None = None, *, local_ns: Mapping[str, Any] | None = None
+    ) -> "Generation":
         """Its help is made from the table of options, below."""
         return self._ask("generate", GENERATE, line, cell, self._submit)
+        line = expand_line(line, {**self.shell.user_ns, **(local_ns or {})})
 
     @line_cell_magic
-    def chat(self, line: str, cell: str | None = None) -> "Generation":
+    @needs_local_scope
+    @no_var_expand
+    def chat(self, line: str, cell: str | None = None, *, local_ns: Mapping[str, Any] | None = None) -> "Generation":
         """Its help is made from the table of options, below."""
         return self._ask("chat", CHAT, line, cell, self._submit_turn)
+        line = expand_line(line, {**self.shell.user_ns, **(local_ns or {})})
 
     @line_magic
     def llm(self, line: str) -> Any:
@@ -315,7 +331,7 @@ Options
 {help_text(GENERATE)}
 
 Defaults of most of them: %llm config. In quotes, \\n is a newline: --stop "\\n". A prompt that begins with a dash
-goes after --. IPython replaces {{expression}} and $name in the line itself, never in the body.
+goes after --. IPython replaces {{expression}} and $name in the line itself, never in the body, nor in --regex.
 """
 
 _CHAT_HELP = f"""Go on talking with the loaded model: the cell is the next turn, what was said before goes with it.

@@ -237,7 +237,7 @@ def test_help_and_completion(kernel: Kernel) -> None:
     def complete(code: str) -> list[str]:
         return kernel.client.complete(code, reply=True, timeout=20)["content"]["matches"]
 
-    assert complete("%%generate --te") == ["--temperature"]
+    assert complete("%%generate --tempe") == ["--temperature"]
     assert "fake" in complete("x = %generate --model ")
     assert complete("%llm unl") == ["unload"] and complete("%llm load --kv") == ["--kv-cache"]
     assert "--temperature" not in complete("%%generate\n--te")

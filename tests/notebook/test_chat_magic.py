@@ -31,12 +31,12 @@ def run_cell(kernel: Kernel, cell_id: str, code: str) -> Cell:
 def test_turns_follow_one_another(kernel: Kernel) -> None:
     first = kernel.run("%%chat --system Brief --max-tokens 8 -o first\nHi\nthere")
     assert len(first.displays) == 1 and first.answers[0]["metadata"]["llmkernel"]["params"]["system"] == "Brief"
-    kernel.run("x = %chat --max-tokens 4 And then.")
+    kernel.run("x = %chat --max-tokens 4 And then?")
     assert kernel.value("x.prompt.split('<|im_start|>')[1:]") == [
         "system\nBrief<|im_end|>\n",
         "user\nHi\nthere<|im_end|>\n",
         f"assistant\n{kernel.value('first.text')}<|im_end|>\n",
-        "user\nAnd then.<|im_end|>\n",
+        "user\nAnd then?<|im_end|>\n",
         "assistant\n",
     ]
     assert kernel.value("x.metrics.cached_tokens") >= 16
@@ -74,6 +74,27 @@ def test_an_interrupted_answer_stays_as_far_as_it_came(kernel: Kernel) -> None:
     failed = kernel.run("%chat bad!")
     assert failed.ename == "RequestFailedError"
     assert kernel.value("len(Session.current.chats.conversation())") == 2
+
+
+def test_a_question_mark_at_the_end_is_no_request_for_help(kernel: Kernel) -> None:
+    kernel.run("word = 'life'\nshort = dict(max_tokens=1)")
+    for code in (
+        "%generate --max-tokens 1 -o g what is {word}?",
+        "g = %generate --params short what is $word?",
+        "if 1:\n    g = %generate --max-tokens 1 what is life?",
+    ):
+        cell = kernel.run(code)
+        assert cell.status == "ok" and kernel.value("g.rows[0].prompt.text") == "what is life?", code
+    kernel.run(
+        "def ask(word):\n    return get_ipython().run_line_magic('generate', '--max-tokens 1 who is {word}?')\n"
+        "g = ask('she')"
+    )
+    assert kernel.value("g.rows[0].prompt.text") == "who is she?"
+    kernel.run('text = """\n%chat is it?\n"""')
+    assert kernel.value("text") == "\n%chat is it?\n"
+    for code in ("%generate?", "%chat??", "len?"):
+        reply = kernel.client.execute_interactive(code, output_hook=lambda _: None, timeout=20)
+        assert reply["content"]["payload"], code
 
 
 @pytest.mark.parametrize(
@@ -119,7 +140,7 @@ def test_words_of_the_line_may_be_variables_and_files(kernel: Kernel, tmp_path: 
     assert kernel.value("g.parsed in ('red', 'green')") is True
     kernel.run("%generate --choice 'deep blue' --choice red -o g hi")
     assert kernel.value("g.parsed in ('deep blue', 'red')") is True
-    kernel.run("%generate --regex '[ab][ab][ab][ab]' -o g hi")
+    kernel.run("%generate --regex '[ab]{4}' -o g hi")
     assert kernel.value("set(g.parsed) <= {'a', 'b'} and len(g.parsed)") == 4
     kernel.run('%generate --json-schema "{\\"const\\": 7}" -o g hi')
     assert kernel.value("g.parsed") == 7
