@@ -22,8 +22,8 @@ from llmkernel.notebook.conversation import Cell, Conversation
 from llmkernel.notebook.display import answer_view
 from llmkernel.notebook.exact_body import exact_body
 from llmkernel.notebook.interpolation import interpolate
-from llmkernel.notebook.load_view import show_load
 from llmkernel.notebook.line_text import expand_line
+from llmkernel.notebook.load_view import show_load
 from llmkernel.notebook.options import CHAT, GENERATE, LOAD, LOGS, SETTINGS, STOP, TURNS, UNLOAD, Option
 from llmkernel.notebook.plain_text import clean_text
 from llmkernel.notebook.prompts import Prompt, prompts_from
@@ -78,23 +78,23 @@ class LLMMagics(Magics):
         if self._views is not None:
             self._views.close()
 
-    @line_cell_magic
     @needs_local_scope
     @no_var_expand
+    @line_cell_magic
     def generate(
         self, line: str, cell: str | None = None, *, local_ns: Mapping[str, Any] | None = None
     ) -> "Generation":
         """Its help is made from the table of options, below."""
-        return self._ask("generate", GENERATE, line, cell, self._submit)
         line = expand_line(line, {**self.shell.user_ns, **(local_ns or {})})
+        return self._ask("generate", GENERATE, line, cell, self._submit)
 
-    @line_cell_magic
     @needs_local_scope
     @no_var_expand
+    @line_cell_magic
     def chat(self, line: str, cell: str | None = None, *, local_ns: Mapping[str, Any] | None = None) -> "Generation":
         """Its help is made from the table of options, below."""
-        return self._ask("chat", CHAT, line, cell, self._submit_turn)
         line = expand_line(line, {**self.shell.user_ns, **(local_ns or {})})
+        return self._ask("chat", CHAT, line, cell, self._submit_turn)
 
     @line_magic
     def llm(self, line: str) -> Any:
