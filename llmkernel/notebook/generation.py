@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequenc
 from typing import Any, Protocol
 
 from llmkernel.llm.outputs import CompletionOutput, RequestOutput
+from llmkernel.notebook.answer_records import answer_frame, answer_records
 from llmkernel.notebook.brief_errors import brief
 from llmkernel.notebook.cells import Cells, interruptible, is_terminal
 from llmkernel.notebook.final_bundle import final_bundle
@@ -180,6 +181,14 @@ class Generation:
                 if row.request_id in self._tasks:
                     self._tasks[row.request_id].cancel()
         self._changed()
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A dict per answer: see `answer_records`."""
+        return answer_records(self)
+
+    def to_frame(self) -> Any:
+        """The same as a pandas DataFrame, where pandas is installed."""
+        return answer_frame(self)
 
     def show(self) -> None:
         """Display the answer, wherever this is called."""

@@ -37,36 +37,49 @@ class LiveView:
             (feed.request_id, row_label(generation, feed.row, feed.index) if len(self._feeds) > 1 else "")
             for feed in self._feeds
         ]
-        self._widget = StreamView(names, stop, logprobs=logprobs)
+        self._widget: StreamView | None = StreamView(names, stop, logprobs=logprobs)
         self._displays: list[tuple[str, contextvars.Context]] = []
+        if generation.done:
+            self._rest()
+        else:
+            clock.add(self)
         self.show_again()
-        clock.add(self)
 
     def changed(self) -> None:
         """The next beat sees it."""
 
     def beat(self, *, counters: bool) -> None:
+        widget = self._widget
+        if widget is None:
+            return
         for number, feed in enumerate(self._feeds):
             text, token_views = feed.new()
             if text or token_views:
-                self._widget.append(number, text, token_views)
+                widget.append(number, text, token_views)
             if counters or feed.state_changed:
-                self._widget.count(number, feed.counters())
-        self._widget.beat(counters=counters)
+                widget.count(number, feed.counters())
+        widget.beat(counters=counters)
 
     def finish(self) -> None:
-        self._clock.remove(self)
-        self.beat(counters=True)
-        self._widget.finish()
-        self.finished = True
+        self._rest()
         data, metadata = final_bundle(self._generation)
         for display_id, context in self._displays:
             context.copy().run(self._publish, display_id, data, metadata, update=True)
         self._displays.clear()
         print_remarks(self._generation)
 
+    def _rest(self) -> None:
+        """Nothing grows any more: the last frame, and what later views start from."""
+        self._clock.remove(self)
+        self.beat(counters=True)
+        if self._widget is not None:
+            self._widget.finish()
+        self.finished = True
+
     def show_again(self) -> None:
         """Show the widget in the cell that runs now."""
+        if self._widget is None:
+            return
         display_id = uuid.uuid4().hex
         data = {"text/plain": "The answer is on its way …"}
         if self.finished:
@@ -77,8 +90,12 @@ class LiveView:
         self._publish(display_id, {**data, _WIDGET: widget}, {}, update=False)
 
     def close(self) -> None:
+        """Let the widget go; the handle of the generation, which a notebook keeps in `Out`, keeps nothing of it."""
         self._clock.remove(self)
-        self._widget.close()
+        self._feeds.clear()
+        widget, self._widget = self._widget, None
+        if widget is not None:
+            widget.close()
 
     def _publish(self, display_id: str, data: dict[str, Any], metadata: dict[str, Any], *, update: bool) -> None:
         self._shell.display_pub.publish(

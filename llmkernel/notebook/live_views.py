@@ -39,9 +39,17 @@ class LiveViews:
         self._close_old()
         return view
 
-    def of(self, generation: "Generation") -> LiveView | None:
-        """The view of `generation`, if it was shown live and its model is open."""
-        return self._views.get(generation.id)
+    def show(self, shell: Any, generation: "Generation") -> None:
+        """Show `generation` as a live view in the cell that runs now, whether it still grows or has ended."""
+        view = self._views.get(generation.id)
+        if view is not None:
+            view.show_again()
+        else:
+            self.open(shell, generation)
+
+    def shows(self, generation: "Generation") -> bool:
+        """Whether it grows in one of these views."""
+        return not generation.done and generation.id in self._views
 
     def close(self) -> None:
         for view in self._views.values():

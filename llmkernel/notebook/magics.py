@@ -21,10 +21,11 @@ from llmkernel.notebook.cells import is_terminal
 from llmkernel.notebook.conversation import Cell, Conversation
 from llmkernel.notebook.display import answer_view
 from llmkernel.notebook.exact_body import exact_body
+from llmkernel.notebook.front_end import shows_widgets
 from llmkernel.notebook.interpolation import interpolate
 from llmkernel.notebook.line_text import expand_line
 from llmkernel.notebook.load_view import show_load
-from llmkernel.notebook.options import CHAT, GENERATE, LOAD, LOGS, SETTINGS, STOP, TURNS, UNLOAD, Option
+from llmkernel.notebook.options import CHAT, GENERATE, LOAD, LOGS, SETTINGS, SHOW, STOP, TURNS, UNLOAD, Option
 from llmkernel.notebook.plain_text import clean_text
 from llmkernel.notebook.prompts import Prompt, prompts_from
 from llmkernel.notebook.session import Session
@@ -47,7 +48,7 @@ VERBS = {
     "ps": "what runs, and what ran",
     "stop": "[ID | --all]: abort a generation",
     "chat": "[show | undo [-n N] | reset] [--model NAME]: the conversation of %%chat",
-    "show": "[ID]: show a generation again, the newest if none is named",
+    "show": "[ID] [--view]: show a generation again, the newest if none is named; --view: with its switches and tokens",
     "logs": "[NAME] [-n N]: the last lines of an engine's log",
     "help": "this list",
 }
@@ -283,12 +284,19 @@ class LLMMagics(Magics):
         return None
 
     def _show(self, rest: str) -> None:
-        if (stored := self.session.stored(rest or None)) is not None:
+        options, id = parse_line(rest, SHOW, command="%llm show")
+        if id.endswith(" --view"):
+            options, id = {"view": True}, id.removesuffix("--view").strip()
+        if (stored := self.session.stored(id or None)) is not None:
             stored.show()
             return
-        if not self.session.generations and not rest:
+        if not self.session.generations and not id:
             raise UsageError("Nothing was asked yet; there is nothing to show.")
-        self.session.generation(rest or None).show()
+        generation = self.session.generation(id or None)
+        if shows_widgets(self.shell) and (options.get("view") or self.views.shows(generation)):
+            self.views.show(self.shell, generation)
+        else:
+            generation.show()
 
     def _logs(self, rest: str) -> None:
         name = ""

@@ -6,7 +6,7 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-__all__ = ["CHAT", "GENERATE", "LOAD", "LOGS", "SETTINGS", "STOP", "TURNS", "UNLOAD", "Option"]
+__all__ = ["CHAT", "GENERATE", "LOAD", "LOGS", "SETTINGS", "SHOW", "STOP", "TURNS", "UNLOAD", "Option"]
 
 
 @dataclass(frozen=True)
@@ -156,4 +156,5 @@ TURNS = (
     Option(("--model",), "model", "NAME", "the chat with this model (the one loaded last)"),
     Option(("-n",), "turns", "N", "turns to take back (1)", _integer),
 )
+SHOW = (Option(("--view",), "view", "", "as the live view: text, Markdown, tokens, Copy; it is not stored"),)
 LOGS = (Option(("-n",), "lines", "N", "last lines (50)", _integer),)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import os
 import pathlib
 from collections.abc import Iterable
 from typing import Any
@@ -16,6 +17,12 @@ from llmkernel.notebook.widgets.stream_rows import StreamRows
 __all__ = ["StreamView"]
 
 _STATIC = pathlib.Path(__file__).parent.parent / "static"
+_FOLLOW_FILES = bool(os.environ.get("ANYWIDGET_HMR"))
+
+
+def _bundle(name: str) -> str | pathlib.Path:
+    """Text of a built file. As a path anywidget would follow its changes, and keep every view for ever to tell it."""
+    return _STATIC / name if _FOLLOW_FILES else (_STATIC / name).read_text("utf-8")
 
 
 class StreamView(anywidget.AnyWidget):
@@ -25,8 +32,8 @@ class StreamView(anywidget.AnyWidget):
     `finish` once. What a browser says is heard on the loop too, whatever thread it came in on.
     """
 
-    _esm = _STATIC / "stream.js"
-    _css = _STATIC / "stream.css"
+    _esm = _bundle("stream.js")
+    _css = _bundle("stream.css")
     snapshot = traitlets.Any(None, allow_none=True).tag(sync=True)
     stop = traitlets.Unicode().tag(sync=True)
     logprobs = traitlets.Bool(False).tag(sync=True)
@@ -54,6 +61,12 @@ class StreamView(anywidget.AnyWidget):
         """Everything has ended: the last frame, and the snapshot that a later view starts from."""
         self.beat(counters=True)
         self.snapshot = pack(self._rows.snapshot())
+
+    def close(self) -> None:
+        """Let go of the browser's half, and of the layout model that comes with every widget."""
+        layout = self.layout
+        super().close()
+        layout.close()
 
     def _receive(self, _widget: object, content: Any, _buffers: object) -> None:
         self._loop.call_soon_threadsafe(self._answer, content, context=self._context)
