@@ -20,6 +20,7 @@ from llmkernel.engine.request import Request, RequestStatus
 from llmkernel.engine.request_checks import RequestLimits, check_request
 from llmkernel.engine.scheduler.output import SchedulerOutput
 from llmkernel.engine.scheduler.scheduler import Scheduler
+from llmkernel.engine.step_retry import reason_of, retry_by_halves
 from llmkernel.engine.structured.compiler import GrammarCompiler
 from llmkernel.engine.structured.grammar import GrammarBackend
 from llmkernel.errors import LLMKernelError, UnsupportedFeatureError
@@ -60,8 +61,8 @@ class EngineCore:
     """Scheduler, KV blocks and executor, driven by whoever calls `step`; it owns the executor.
 
     Everything is called from one thread, the engine's main one, except `preprocess_add_request`. A wrong request is
-    refused before it is added; a request that fails, or a step that raises, ends the requests concerned with
-    FinishReason.ERROR and the reason, and the engine goes on.
+    refused before it is added; one that fails ends with FinishReason.ERROR and the reason, and the engine goes on. A
+    step that raises is run again without the requests at fault (step_retry).
 
     ready: what a client has to know; max_model_len is what the model, the options and the KV pool allow together.
     scheduler: to look at (statistics, checks); change it through the methods here.
@@ -181,12 +182,19 @@ class EngineCore:
         executor = self._running_executor()
         try:
             output = executor.execute_model(step)
-            self._take_early_aborts()
-            self.scheduler.update_from_output(step, output)
-        except Exception as error:  # whatever a step raises must cost its own requests only
+        except Exception as error:  # whatever a step raises must cost the requests at fault only
             logger.exception("A step of %d requests failed", len(step.num_scheduled_tokens))
-            self.scheduler.fail_step(step, _reason(error))
             executor.check_health()
+            retried = retry_by_halves(executor, step, self._block_ids, error)
+            if retried is None:
+                self.scheduler.fail_step(step, reason_of(error))
+                return
+            output = retried
+        self._take_early_aborts()
+        self.scheduler.update_from_output(step, output)
+
+    def _block_ids(self, request_id: str) -> list[int]:
+        return self._kv_cache.block_ids(self.scheduler.requests[request_id])
 
     def _take_early_aborts(self) -> None:
         with contextlib.suppress(queue.Empty):
@@ -302,8 +310,3 @@ def _grammar_backend(facts: ExecutorFacts) -> GrammarBackend:
     from llmkernel.engine.structured.guidance_backend import GuidanceBackend  # most engines never need it
 
     return GuidanceBackend(facts.tokenizer, facts.model.vocab_size, _end_token_ids(facts))
-
-
-def _reason(error: Exception) -> str:
-    words = str(error) or "no message"
-    return words if isinstance(error, LLMKernelError) else f"{type(error).__name__}: {words}"

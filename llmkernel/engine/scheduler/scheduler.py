@@ -17,10 +17,13 @@ from llmkernel.engine.scheduler.request_queue import create_request_queue
 from llmkernel.engine.scheduler.step_plan import StepPlan
 from llmkernel.engine.scheduler.stop import check_stop
 from llmkernel.errors import InvalidRequestError
+from llmkernel.logger import init_logger
 from llmkernel.protocol.outputs import EngineCoreEventType, LogprobsLists
 from llmkernel.protocol.stats import SchedulerStats, WaitReason
 
 __all__ = ["Scheduler"]
+
+logger = init_logger(__name__)
 
 
 class Scheduler:
@@ -153,11 +156,13 @@ class Scheduler:
             if reason is not None:
                 self._end(request, RequestStatus.FINISHED_ERROR, reason)
                 continue
-            self.kv_cache.commit(request)
-            if request.is_prefill_chunk:
-                continue
-            request.unsent_prompt_logprobs = output.prompt_logprobs.get(request_id, request.unsent_prompt_logprobs)
-            self._take_tokens(request, output.sampled_token_ids.get(request_id), output.logprobs.get(request_id))
+            try:
+                self._take_output(request, output)
+            except Exception as error:
+                logger.exception("The output of request %s could not be taken in", request_id)
+                if request_id not in self.requests:
+                    raise
+                self._end(request, RequestStatus.FINISHED_ERROR, f"{type(error).__name__}: {error}")
         self._drop_finished_from_running()
 
     def fail_step(self, step: SchedulerOutput, reason: str) -> None:
@@ -314,6 +319,14 @@ class Scheduler:
         return step
 
     # Taking in.
+
+    def _take_output(self, request: Request, output: ModelRunnerOutput) -> None:
+        request_id = request.request_id
+        self.kv_cache.commit(request)
+        if request.is_prefill_chunk:
+            return
+        request.unsent_prompt_logprobs = output.prompt_logprobs.get(request_id, request.unsent_prompt_logprobs)
+        self._take_tokens(request, output.sampled_token_ids.get(request_id), output.logprobs.get(request_id))
 
     def _take_tokens(self, request: Request, token_ids: list[int] | None, logprobs: LogprobsLists | None) -> None:
         if not token_ids:
