@@ -14,6 +14,7 @@ from llmkernel.errors import EngineDeadError, InvalidRequestError, UnsupportedFe
 from llmkernel.llm.beam_search import BeamSearch, gather_last
 from llmkernel.llm.engine_watch import EngineHealth
 from llmkernel.llm.input_processor import InputProcessor
+from llmkernel.llm.loggers import StatListener
 from llmkernel.llm.loop_seat import LoopSeat
 from llmkernel.llm.output_processor import OutputProcessor
 from llmkernel.llm.outputs import RequestOutput
@@ -40,7 +41,8 @@ class AsyncLLM:
     one's client owns the engine, others are attached to it, and leave it when their loop ends.
 
     executor_class: import path "module:Class" of another executor. engine: one that runs already, to share in place of
-    starting one; see `attach`. generation: how often it was restarted.
+    starting one; see `attach`. generation: how often it was restarted. stat_listeners: hear the statistics of every
+    message on the first loop (with log_stats), for dashboards and the like.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class AsyncLLM:
         self._shared = engine
         self._progress_callbacks: list[Callable[[Progress], None]] = []
         self._health_callbacks: list[Callable[[EngineHealth], None]] = []
+        self.stat_listeners: list[StatListener] = []
         self._shutdowns = 0
         self.generation = 0
         self._lock = threading.Lock()  # taking a seat; loops may be in different threads
@@ -429,6 +432,7 @@ class AsyncLLM:
             client.add_progress_callback(callback)  # type: ignore[attr-defined]  # of AsyncMPClient
         seat = LoopSeat(self.args, client, self.log_stats)
         seat.watch.listeners += self._health_callbacks
+        seat.stat_listeners = self.stat_listeners
         return seat
 
     def _seats(self) -> list[LoopSeat]:

@@ -1,24 +1,32 @@
 """StatLogger: a line about the engine every ten seconds, under `llmkernel.stats`, while it works."""
 
 import time
+from collections.abc import Callable, Sequence
 
 from llmkernel.llm.stats import IterationStats
 from llmkernel.logger import init_logger
 from llmkernel.protocol.stats import SchedulerStats
 
-__all__ = ["StatLogger"]
+__all__ = ["StatListener", "StatLogger"]
 
 logger = init_logger("llmkernel.stats")
+
+StatListener = Callable[[SchedulerStats | None, IterationStats | None], None]
+"""Called with the statistics of every message of the engine; quick, and on the loop that reads them."""
 
 _INTERVAL = 10.0
 """Seconds between two lines."""
 
 
 class StatLogger:
-    """Sums up what the iterations bring; `record` writes the line when it is due. An idle engine writes none."""
+    """Sums up what the iterations bring; `record` writes the line when it is due. An idle engine writes none.
 
-    def __init__(self, interval: float = _INTERVAL) -> None:
+    listeners: hear the same; the list is the caller's, and may change.
+    """
+
+    def __init__(self, interval: float = _INTERVAL, *, listeners: Sequence[StatListener] = ()) -> None:
         self._interval = interval
+        self._listeners = listeners
         self._hits = self._queries = 0
         self._reset(time.monotonic())
 
@@ -31,6 +39,8 @@ class StatLogger:
         if scheduler_stats is not None and scheduler_stats.prefix_cache_stats is not None:
             self._hits += scheduler_stats.prefix_cache_stats.hits
             self._queries += scheduler_stats.prefix_cache_stats.queries
+        for listener in tuple(self._listeners):
+            listener(scheduler_stats, iteration_stats)
         now = time.monotonic()
         if scheduler_stats is not None and now - self._since >= self._interval:
             self._log(scheduler_stats, now - self._since)

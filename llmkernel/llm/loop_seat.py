@@ -16,7 +16,7 @@ from llmkernel.errors import EngineDeadError, EngineStartupError
 from llmkernel.llm.admission import AdmissionAborted, Admissions
 from llmkernel.llm.engine_watch import EngineWatch
 from llmkernel.llm.input_processor import InputProcessor, check_params
-from llmkernel.llm.loggers import StatLogger
+from llmkernel.llm.loggers import StatListener, StatLogger
 from llmkernel.llm.output_handler import handle_outputs
 from llmkernel.llm.output_processor import OutputProcessor
 from llmkernel.llm.outputs import CompletionOutput, RequestOutput
@@ -37,6 +37,7 @@ class LoopSeat:
 
     engine_core: an AsyncMPClient, which owns the engine or is attached to it; ends with `close`, or with the loop.
     facts: what was loaded, None until it is. tokenizer: one that another seat has built, if there is one.
+    stat_listeners: hear the statistics of every message, with log_stats.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class LoopSeat:
             self.loop = asyncio.get_running_loop()
         self._args = args
         self._log_stats = log_stats
+        self.stat_listeners: list[StatListener] = []
         self.watch = _watch(engine_core, self.output_processor)
         self._ready_task: asyncio.Task[EngineCoreReadyResponse] | None = None
         self._admissions = Admissions()
@@ -197,7 +199,7 @@ class LoopSeat:
 
     def _run_output_handler(self) -> None:
         """Start the task that takes what the engine sends to the queues of the requests."""
-        stat_logger = StatLogger() if self._log_stats else None
+        stat_logger = StatLogger(listeners=self.stat_listeners) if self._log_stats else None
         coroutine = handle_outputs(self.engine_core, self.output_processor, stat_logger, self.watch)
         task = self.output_handler = background_task(coroutine, "llmkernel-output-handler")
         weakref.finalize(self, _cancel_soon, task).atexit = False

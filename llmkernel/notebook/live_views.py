@@ -4,12 +4,15 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from llmkernel.notebook.dashboard import Dashboard
 from llmkernel.notebook.live_view import LiveView
 from llmkernel.notebook.widgets.frame_clock import FrameClock
 from llmkernel.notebook.widgets.stop_channel import StopChannel
 
 if TYPE_CHECKING:
     from llmkernel.notebook.generation import Generation
+    from llmkernel.notebook.model_slot import ModelSlot
+    from llmkernel.notebook.session import Session
 
 __all__ = ["KEPT_OPEN", "LiveViews"]
 
@@ -18,7 +21,7 @@ KEPT_OPEN = 64
 
 
 class LiveViews:
-    """Owns every LiveView, the FrameClock and the StopChannel that they share; `close` closes all models.
+    """Owns every LiveView and Dashboard, the FrameClock and the StopChannel that they share; `close` closes all models.
 
     on_stop(ids): called on whatever thread a Stop click came in on. Use it on the kernel's loop.
     """
@@ -28,13 +31,19 @@ class LiveViews:
         self._stop: StopChannel | None = None
         self._clock = FrameClock()
         self._views: dict[str, LiveView] = {}
+        self._dashboards: dict[str, Dashboard] = {}
+
+    @property
+    def stop(self) -> StopChannel:
+        """The one way for Stop."""
+        if self._stop is None:
+            self._stop = StopChannel(self._on_stop)
+        return self._stop
 
     def open(self, shell: Any, generation: "Generation") -> LiveView:
         """Show `generation` in the cell that runs now, growing until it has ended."""
         asyncio.get_running_loop()  # an error here is the caller's: without a loop nothing grows
-        if self._stop is None:
-            self._stop = StopChannel(self._on_stop)
-        view = LiveView(shell, generation, self._stop, self._clock)
+        view = LiveView(shell, generation, self.stop, self._clock)
         self._views[generation.id] = view
         self._close_old()
         return view
@@ -47,6 +56,15 @@ class LiveViews:
         else:
             self.open(shell, generation)
 
+    def dashboard(self, session: "Session", slot: "ModelSlot") -> Dashboard:
+        """The dashboard of `slot`; there is one for each model."""
+        found = self._dashboards.get(slot.name)
+        if found is None or found.slot is not slot:
+            if found is not None:
+                found.close()
+            found = self._dashboards[slot.name] = Dashboard(session, slot, self.stop)
+        return found
+
     def shows(self, generation: "Generation") -> bool:
         """Whether it grows in one of these views."""
         return not generation.done and generation.id in self._views
@@ -54,7 +72,10 @@ class LiveViews:
     def close(self) -> None:
         for view in self._views.values():
             view.close()
+        for dashboard in self._dashboards.values():
+            dashboard.close()
         self._views.clear()
+        self._dashboards.clear()
         if self._stop is not None:
             self._stop.close()
             self._stop = None

@@ -28,16 +28,18 @@ from llmkernel.notebook.load_view import show_load
 from llmkernel.notebook.options import CHAT, GENERATE, LOAD, LOGS, SETTINGS, SHOW, STOP, TURNS, UNLOAD, Option
 from llmkernel.notebook.plain_text import clean_text
 from llmkernel.notebook.prompts import Prompt, prompts_from
+from llmkernel.notebook.request_trace import hops_of, trace_text
 from llmkernel.notebook.session import Session
 from llmkernel.notebook.status_text import generation_table, status_text
 from llmkernel.notebook.variables import look_up, resolve_words
 from llmkernel.notebook.work import Work
 
 if TYPE_CHECKING:
+    from llmkernel.notebook.dashboard import Dashboard
     from llmkernel.notebook.generation import AnswerView, Generation
     from llmkernel.notebook.live_views import LiveViews
 
-__all__ = ["LATER", "VERBS", "LLMMagics"]
+__all__ = ["VERBS", "LLMMagics"]
 
 VERBS = {
     "load": "MODEL [options]: load a model: a short name, a Hub id, a folder or a .gguf file",
@@ -49,11 +51,11 @@ VERBS = {
     "stop": "[ID | --all]: abort a generation",
     "chat": "[show | undo [-n N] | reset] [--model NAME]: the conversation of %%chat",
     "show": "[ID] [--view]: show a generation again, the newest if none is named; --view: with its switches and tokens",
+    "trace": "ID: the way of its requests: queued, scheduled, first token, end, with the times between",
+    "dashboard": "[NAME]: what an engine does, live: requests, tokens per second, KV cache, memory",
     "logs": "[NAME] [-n N]: the last lines of an engine's log",
     "help": "this list",
 }
-LATER = ("trace", "dashboard")
-"""Verbs that are not built yet."""
 
 
 @magics_class
@@ -101,8 +103,6 @@ class LLMMagics(Magics):
     def llm(self, line: str) -> Any:
         """Its help is made from VERBS, below."""
         verb, _, rest = line.strip().partition(" ")
-        if verb in LATER:
-            raise UsageError(f"%llm {verb} comes later; it is not built yet.")
         if verb and verb not in VERBS:
             raise UsageError(f"Unknown verb {verb!r}; %llm help lists them: {', '.join(VERBS)}.")
         try:
@@ -297,6 +297,18 @@ class LLMMagics(Magics):
             self.views.show(self.shell, generation)
         else:
             generation.show()
+
+    def _trace(self, rest: str) -> None:
+        generation = self.session.generation(rest or None)
+        self._print("\n".join(trace_text(row.request_id, hops_of(row)) for row in generation.rows))
+
+    def _dashboard(self, rest: str) -> "Dashboard | None":
+        slot = self.session.slot(rest or None)
+        if shows_widgets(self.shell):
+            return self.views.dashboard(self.session, slot)
+        self._print("No live views here; this is how it stands.")
+        self._status("")
+        return None
 
     def _logs(self, rest: str) -> None:
         name = ""

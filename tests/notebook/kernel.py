@@ -86,6 +86,17 @@ class Kernel:
         """Run a cell to its end. interrupt_when: called with each message; True interrupts the kernel, once."""
         return self.finish(self.start(code), timeout=timeout, interrupt_when=interrupt_when)
 
+    def run_in_page(self, code: str, *, timeout: float = 30) -> Cell:
+        """Run a cell as a notebook page does: the request names the cell, so that widgets are shown."""
+        content = {"code": code, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False}
+        message = self.client.session.msg("execute_request", content, metadata={"cellId": "c1"})
+        self.client.shell_channel.send(message)
+        return self.finish(message["header"]["msg_id"], timeout=timeout)
+
+    def next(self, wanted: Any, *, timeout: float = 20) -> dict[str, Any]:
+        """The next message for which `wanted(message)` holds, whatever caused it."""
+        return next(message for message in self._messages(time.monotonic() + timeout) if wanted(message))
+
     def finish(self, message_id: str, *, timeout: float = 30, interrupt_when: Any = None) -> Cell:
         """Wait until the cell is done; messages of earlier cells are dropped."""
         started, messages, interrupted = time.monotonic(), [], 0.0

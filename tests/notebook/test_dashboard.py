@@ -1,0 +1,96 @@
+"""The dashboard's kernel half: history, rows, the way of a request, and the widget in a real kernel."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmkernel.llm.stats import IterationStats, PromptTokenStats
+from llmkernel.notebook.widgets.engine_history import EngineHistory
+from llmkernel.protocol.stats import PrefixCacheStats, SchedulerStats
+from tests.notebook.kernel import Kernel, running_kernel
+
+
+def test_history_turns_counts_into_rates_over_the_time_between_two_samples() -> None:
+    history = EngineHistory(started=100.0)
+    history.sample(100.5, memory=1, cpu_seconds=10.0)
+    for _ in range(4):
+        iteration = IterationStats(num_generation_tokens=5, prompt_token_stats=PromptTokenStats(total=20))
+        cache = PrefixCacheStats(requests=1, queries=8, hits=2)
+        history.record(SchedulerStats(num_running_reqs=3, num_preempted=1, prefix_cache_stats=cache), iteration)
+    sample = history.sample(102.5, memory=7, cpu_seconds=13.0)
+    assert (sample.time, sample.tokens_out, sample.tokens_in) == (2.5, 10.0, 40.0)
+    assert (sample.running, sample.preemptions, sample.hit_rate) == (3, 4, 0.25)
+    assert (sample.memory, sample.cpu) == (7, 1.5)
+    idle = history.sample(104.5, memory=7, cpu_seconds=13.0)
+    assert (idle.tokens_out, idle.tokens_in, idle.cpu, idle.hit_rate) == (0.0, 0.0, 0.0, 0.25)
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    folder: Path = tmp_path_factory.mktemp("dashboard")
+    with running_kernel(folder, "%load_ext llmkernel", "%llm load fake:step_ms=5 --name fake") as kernel:
+        yield kernel
+
+
+def dashboard_comm(kernel: Kernel) -> str:
+    """Open the dashboard; the id of its comm."""
+    cell = kernel.run_in_page("%llm dashboard")
+    (shown,) = (one for one in cell.displays if "application/vnd.jupyter.widget-view+json" in one["data"])
+    return str(shown["data"]["application/vnd.jupyter.widget-view+json"]["model_id"])
+
+
+def say(kernel: Kernel, comm: str, **content: Any) -> str:
+    """What the browser's half sends; the id of the message."""
+    message = kernel.client.session.msg("comm_msg", {"comm_id": comm, "data": {"method": "custom", "content": content}})
+    kernel.client.shell_channel.send(message)
+    return str(message["header"]["msg_id"])
+
+
+def heard(kernel: Kernel, comm: str, kind: str) -> dict[str, Any]:
+    """The next message of that kind on the comm."""
+
+    def wanted(message: dict[str, Any]) -> bool:
+        content = message["content"]
+        is_ours = message["msg_type"] == "comm_msg" and content["comm_id"] == comm
+        return is_ours and content["data"].get("content", {}).get("t") == kind
+
+    return dict(kernel.next(wanted)["content"]["data"]["content"])
+
+
+def test_a_dashboard_tells_samples_rows_and_the_way_of_a_request(kernel: Kernel) -> None:
+    kernel.run("%generate --max-tokens 20 -o one hello")
+    comm = dashboard_comm(kernel)
+    say(kernel, comm, t="hello")
+    everything = heard(kernel, comm, "all")
+    assert (everything["model"], everything["engine_state"]) == ("fake", "ready")
+    row = everything["rows"][-1]
+    assert (row["state"], row["tokens"], row["model"]) == ("done", 20, "fake")
+    kernel.run("%generate --max-tokens 30 -o two hello again")
+    say(kernel, comm, t="trace", id=kernel.value("two.rows[0].request_id"))
+    way = heard(kernel, comm, "trace")
+    assert [hop["name"] for hop in way["hops"]] == ["submitted", "queued", "scheduled", "first token", "finished"]
+    times = [hop["at"] for hop in way["hops"]]
+    assert times == sorted(times) and 0 < times[-1] < 10
+
+
+def test_a_new_request_shows_up_in_a_later_frame(kernel: Kernel) -> None:
+    comm = dashboard_comm(kernel)
+    kernel.start("%generate --max-tokens 200 -o three hello")
+    while True:
+        frame = heard(kernel, comm, "stats")
+        if any(row["state"] == "decoding" for row in frame["rows"]):
+            break
+    assert frame["sample"]["memory"] > 0
+    while not any(row["state"] == "done" for row in frame["rows"]):
+        frame = heard(kernel, comm, "stats")
+
+
+def test_a_trace_in_text_and_a_dashboard_that_costs_nothing_when_closed(kernel: Kernel) -> None:
+    kernel.run("%generate --max-tokens 5 -o four hello")
+    text = kernel.run("%llm trace").stdout
+    assert "first token" in text and "finished" in text and "ms" in text
+    kernel.run("get_ipython().run_line_magic('reload_ext', 'llmkernel')", timeout=60)
+    kernel.run("%llm load fake:step_ms=1 --name fake")
+    assert kernel.value("len(__import__('llmkernel').Session.current.models['fake'].llm.stat_listeners)") == 0
