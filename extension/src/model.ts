@@ -86,8 +86,21 @@ export interface Visible {
   rows: number[];
 }
 
-export type StreamDown = Snapshot | Frame;
-export type StreamUp = Hello | Resync | Visible;
+/** < A part of the program that is needed now: "markdown". */
+export interface Want {
+  t: "want";
+  part: string;
+}
+
+/** > The source of that part, a module. */
+export interface Part {
+  t: "part";
+  part: string;
+  source: string;
+}
+
+export type StreamDown = Snapshot | Frame | Part;
+export type StreamUp = Hello | Resync | Visible | Want;
 
 export interface StreamTraits {
   /** Written when all rows have ended; null while they run. */

@@ -1,6 +1,7 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import type { RowSnapshot, Snapshot, StopUp, StreamUp } from "../src/model";
 import stream from "../src/stream/index";
+import * as markdown from "../src/stream/markdown";
 import { FakeModel } from "./fake_model";
 
 const row = (id: string, text = "", more: Partial<RowSnapshot> = {}): RowSnapshot => ({
@@ -12,6 +13,7 @@ const row = (id: string, text = "", more: Partial<RowSnapshot> = {}): RowSnapsho
 });
 const snapshot = (seq: number, ...rows: RowSnapshot[]): Snapshot => ({ t: "snapshot", seq, rows });
 
+const page = globalThis as { llmkernelMarkdown?: Promise<typeof markdown> };
 let stop: FakeModel<StopUp>;
 let model: FakeModel<StreamUp>;
 let element: HTMLElement;
@@ -35,6 +37,7 @@ beforeEach(() => {
 });
 afterEach(() => {
   cleanUp();
+  page.llmkernelMarkdown = undefined;
   vi.useRealTimers();
   document.body.replaceChildren();
 });
@@ -81,12 +84,14 @@ describe("a stream view", () => {
     expect(model.sent.filter((message) => message.t === "resync")).toEqual([]);
   });
 
-  it("treats model text as text in every reading", () => {
+  it("treats model text as text in every reading", async () => {
     open();
     const hostile = '<script>window.hacked = 1</script><img src=x onerror="window.hacked = 1">[a](javascript:alert(1)) ![i](http://x.test/i.png)';
     model.say(snapshot(0, row("a", hostile)));
     expect(element.querySelector(".llmk-plain")!.textContent).toBe(hostile);
+    page.llmkernelMarkdown = Promise.resolve(markdown);
     click("Show as Markdown");
+    await vi.advanceTimersByTimeAsync(0);
     expect(element.querySelector("script, img")).toBeNull();
     expect([...element.querySelectorAll("a")].map((link) => link.getAttribute("href"))).toEqual(["http://x.test/i.png"]);
     expect((window as unknown as Record<string, unknown>).hacked).toBeUndefined();
@@ -101,6 +106,15 @@ describe("a stream view", () => {
     await vi.advanceTimersByTimeAsync(0);
     expect(stop.sent).toEqual([{ t: "hello" }, { t: "stop", ids: ["b"] }, { t: "stop", ids: ["a", "b"] }]);
     expect(model.sent.map((message) => message.t)).toEqual(["hello", "visible"]);
+  });
+
+  it("asks the kernel once for the Markdown part, and shows text until it is there", async () => {
+    open();
+    model.say(snapshot(0, row("a", "*one*"), row("b", "*two*")));
+    click("Show as Markdown");
+    await vi.advanceTimersByTimeAsync(0);
+    expect(model.sent.filter((message) => message.t === "want")).toEqual([{ t: "want", part: "markdown" }]);
+    expect(element.querySelector(".llmk-plain")!.textContent).toBe("*one*");
   });
 
   it("shows tokens with their alternatives", () => {

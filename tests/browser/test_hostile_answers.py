@@ -41,6 +41,7 @@ def test_hostile_text_is_text(open_notebook: OpenNotebook, tmp_path: Path, front
     markdown = notebook.view(2).locator(".llmk-markdown")
     expect(markdown).to_contain_text("<script>window.hacked")
     assert markdown.locator("script, img, svg, iframe").count() == 0
+    expect(markdown.locator("math")).to_have_count(2)
     assert [link.get_attribute("href") for link in markdown.locator("a").all()] == [f"{BAIT}markdown.png"]
     notebook.wait_until_run(2)
     notebook.page.wait_for_timeout(300)
@@ -83,6 +84,7 @@ def test_very_long_text_is_shown_whole(open_notebook: OpenNotebook, front_end: s
     expect(texts.nth(1)).to_contain_text("w")
     notebook.view(0).get_by_role("button", name="Show as Markdown").click()
     markdown = notebook.view(0).locator(".llmk-markdown")
+    expect(markdown.nth(1)).to_contain_text("w")
     for shown in (markdown, texts):
         assert [len(text.strip().encode("utf-16-le")) // 2 for text in shown.all_text_contents()] == [20_000, 200_000]
         notebook.view(0).get_by_role("button", name="Show as Text").click()

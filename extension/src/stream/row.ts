@@ -2,7 +2,7 @@ import { type Counters, ENDED, type RowSnapshot, type TokenView } from "../model
 import { button, h, setText } from "../shared/dom";
 import { Follow } from "../shared/follow";
 import { stateWord, summary } from "../shared/format";
-import { renderMarkdown } from "../shared/markdown";
+import type { MarkdownPart } from "./parts";
 import { TokenList } from "./tokens";
 
 export type Reading = "plain" | "markdown" | "tokens";
@@ -15,6 +15,7 @@ export class Row {
   private text = "";
   private reading: Reading = "plain";
   private stale = false;
+  private part: MarkdownPart | undefined;
   private readonly textNode = document.createTextNode("");
   private readonly plain = h("div", "llmk-plain", {}, this.textNode);
   private readonly markdown = h("div", "llmk-markdown");
@@ -28,7 +29,10 @@ export class Row {
   private readonly stopButton: HTMLButtonElement;
   private readonly head: HTMLElement;
 
-  constructor(onStop: (id: string) => void) {
+  constructor(
+    onStop: (id: string) => void,
+    private readonly loadMarkdown: () => Promise<MarkdownPart>,
+  ) {
     this.stopButton = button("Stop", "Stop this request", () => onStop(this.id));
     const copy = button("Copy", "Copy the text of this answer", () => void navigator.clipboard.writeText(this.text));
     this.body.append(this.plain);
@@ -86,17 +90,28 @@ export class Row {
     if (reading === this.reading) return;
     this.reading = reading;
     this.stale = true;
-    this.body.replaceChildren({ plain: this.plain, markdown: this.markdown, tokens: this.tokens.element }[reading]);
-    this.draw();
+    if (reading === "markdown" && !this.part) {
+      void this.loadMarkdown().then((part) => {
+        this.part = part;
+        this.showReading();
+      });
+    } else this.showReading();
   }
 
   dispose(): void {
     this.follow.dispose();
   }
 
+  /** The text stays until the Markdown part is there. */
+  private showReading(): void {
+    const reading = this.reading === "markdown" && !this.part ? "plain" : this.reading;
+    this.body.replaceChildren({ plain: this.plain, markdown: this.markdown, tokens: this.tokens.element }[reading]);
+    this.draw();
+  }
+
   private draw(): void {
-    if (this.reading === "markdown" && this.stale) {
-      renderMarkdown(this.markdown, this.text);
+    if (this.reading === "markdown" && this.stale && this.part) {
+      this.part.renderMarkdown(this.markdown, this.text);
       this.stale = false;
     }
     this.follow.grown();

@@ -2,6 +2,7 @@ import { ENDED, type Frame, type RowSnapshot, type Snapshot, type StreamDown, ty
 import { button, h, setText } from "../shared/dom";
 import { count } from "../shared/format";
 import { Sequence } from "../shared/sequence";
+import { Parts } from "./parts";
 import { type Reading, Row } from "./row";
 import { Visibility } from "./visibility";
 
@@ -27,11 +28,13 @@ export class StreamView {
   private readonly group: HTMLElement;
   private readonly switches: Map<Reading, HTMLButtonElement>;
   private readonly sequence: Sequence;
+  private readonly parts: Parts;
   private visibility: Visibility;
   private readonly pending: Frame[] = [];
   private painting = 0;
 
   constructor(private readonly door: Door) {
+    this.parts = new Parts((want) => door.send(want));
     this.sequence = new Sequence((have) => door.send({ t: "resync", have }));
     this.visibility = this.watchRows();
     this.stopAll = button("Stop all", "Stop every request of this cell", () => door.stop(this.alive()));
@@ -46,7 +49,9 @@ export class StreamView {
   }
 
   receive(message: StreamDown): void {
-    if (message.t === "snapshot") {
+    if (message.t === "part") {
+      this.parts.receive(message);
+    } else if (message.t === "snapshot") {
       this.sequence.snapshot(message.seq);
       this.pending.length = 0;
       this.show(message);
@@ -68,6 +73,7 @@ export class StreamView {
   dispose(): void {
     cancelAnimationFrame(this.painting);
     this.visibility.dispose();
+    this.parts.dispose();
     this.door.send({ t: "visible", view: this.name, rows: [] });
     for (const row of this.rows) row.dispose();
   }
@@ -80,7 +86,7 @@ export class StreamView {
     this.visibility.dispose();
     this.visibility = this.watchRows();
     for (const row of this.rows) row.dispose();
-    this.rows = snapshots.map(() => new Row((id) => this.door.stop([id])));
+    this.rows = snapshots.map(() => new Row((id) => this.door.stop([id]), () => this.parts.markdown()));
     this.rows.forEach((row, index) => {
       row.read(this.reading);
       this.visibility.watch(row.element, index);

@@ -19,6 +19,7 @@ __all__ = [
     "Heard",
     "Hello",
     "Hop",
+    "Part",
     "RequestRow",
     "Resync",
     "RowSnapshot",
@@ -30,6 +31,7 @@ __all__ = [
     "Trace",
     "TraceRequest",
     "Visible",
+    "Want",
     "pack",
     "unpack",
 ]
@@ -100,6 +102,19 @@ class Visible(msgspec.Struct, tag_field="t", tag="visible"):
 
     view: str
     rows: list[int]
+
+
+class Want(msgspec.Struct, tag_field="t", tag="want"):
+    """A part of the browser's program that is needed now."""
+
+    part: str
+
+
+class Part(msgspec.Struct, tag_field="t", tag="part"):
+    """The source of that part."""
+
+    part: str
+    source: str
 
 
 class Stop(msgspec.Struct, tag_field="t", tag="stop"):
@@ -183,7 +198,7 @@ class Trace(msgspec.Struct, tag_field="t", tag="trace"):
     hops: list[Hop]
 
 
-StreamUp = Hello | Resync | Visible
+StreamUp = Hello | Resync | Visible | Want
 StopUp = Hello | Stop
 DashboardUp = Hello | Resync | TraceRequest
 

@@ -10,7 +10,18 @@ from typing import Any
 import anywidget
 import traitlets
 
-from llmkernel.notebook.widgets.messages import Counters, Hello, Resync, StreamUp, TokenView, Visible, pack, unpack
+from llmkernel.notebook.widgets.messages import (
+    Counters,
+    Hello,
+    Part,
+    Resync,
+    StreamUp,
+    TokenView,
+    Visible,
+    Want,
+    pack,
+    unpack,
+)
 from llmkernel.notebook.widgets.stop_channel import StopChannel
 from llmkernel.notebook.widgets.stream_rows import StreamRows
 
@@ -80,3 +91,5 @@ class StreamView(anywidget.AnyWidget):
                 self.send(pack(self._rows.snapshot()))
             case Visible(view=view, rows=rows):
                 self._rows.see(view, rows)
+            case Want(part="markdown"):
+                self.send(pack(Part("markdown", (_STATIC / "markdown.js").read_text("utf-8"))))

@@ -1,0 +1,67 @@
+"""The dashboard on a page: figures, requests with their reasons, Stop and the way of a request; pictures to look at."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator, expect
+
+from tests.browser.notebook_page import NotebookPage, OpenNotebook
+
+
+def dashboard(notebook: NotebookPage, cell: int) -> Locator:
+    return notebook.output(cell).locator(".llmk-dashboard")
+
+
+@pytest.mark.parametrize("theme", ["Light", "Dark"])
+def test_a_dashboard_shows_what_runs_and_why_something_waits(
+    open_notebook: OpenNotebook, screenshot: Callable[[NotebookPage, str], Path], theme: str
+) -> None:
+    notebook = open_notebook(
+        "%load_ext llmkernel",
+        "%llm load fake:step_ms=100,num_blocks=40,max_model_len=512 --name fake",
+        "%llm dashboard",
+        "prompts = [f'Question {n}: what is a message queue?' for n in range(12)]\n"
+        "many = %generate --background --prompts prompts --max-tokens 400 --quiet",
+    )
+    notebook.theme(f"JupyterLab {theme}")
+    for cell in range(4):
+        notebook.run(cell)
+    shown = dashboard(notebook, 2)
+    shown.evaluate("element => element.scrollIntoView({block: 'start'})")
+    rows = shown.locator(".llmk-space .llmk-tr:visible")
+    expect(rows).to_have_count(12)
+    expect(shown.locator('[data-state="decoding"]').first).to_be_visible()
+    expect(shown.locator('[data-state="queued"]').first).to_contain_text("queued #1")
+    expect(shown).to_contain_text("blocks")  # "needs 12 blocks, 9 free"
+    expect(shown.locator(".llmk-chart")).to_have_count(6)
+    expect(shown.locator(".llmk-figure").first).to_contain_text("running")
+    screenshot(notebook, f"dashboard-{theme.lower()}")
+
+    running = shown.locator('.llmk-tr[data-state="decoding"]')
+    stopped_id = running.last.get_attribute("data-id")
+    running.last.get_by_role("button", name="Stop this request").click()
+    expect(shown.locator(f'.llmk-tr[data-id="{stopped_id}"]')).to_contain_text("stopped")
+
+    running.first.get_by_role("button", name="Show the way of this request").click()
+    expect(shown.locator(".llmk-hop")).not_to_have_count(0)
+    expect(shown.locator(".llmk-timeline")).to_contain_text("first token")
+    screenshot(notebook, f"trace-{theme.lower()}")
+    notebook.execute("many.cancel()")
+    assert notebook.errors() == []
+
+
+def test_a_thousand_rows_cost_what_a_page_of_them_does(open_notebook: OpenNotebook) -> None:
+    notebook = open_notebook(
+        "%load_ext llmkernel",
+        "%llm load fake:step_ms=0,num_blocks=4096 --name fake",
+        "%llm dashboard",
+        "items = [f'number {n}' for n in range(1000)]\n%generate --quiet --prompts items --max-tokens 4",
+    )
+    for cell in range(4):
+        notebook.run(cell)
+    shown = dashboard(notebook, 2)
+    expect(shown.locator(".llmk-space")).to_have_attribute("style", "height: 24000px;")
+    assert shown.locator(".llmk-space .llmk-tr").count() < 60
+    shown.locator(".llmk-table").evaluate("element => { element.scrollTop = 12000 }")
+    expect(shown.locator(".llmk-space .llmk-tr:visible").first).to_contain_text("done")
