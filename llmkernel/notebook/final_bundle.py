@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from llmkernel.notebook.card import described_model, described_params, described_prompt
 from llmkernel.notebook.markdown_safety import safe_markdown
 from llmkernel.notebook.plain_text import clean_text
 
@@ -82,11 +81,15 @@ def _one_line(error: Exception) -> str:
 
 
 def _record(generation: "Generation") -> dict[str, Any]:
-    """What was asked and what it took: model, params, and per request id, seed, usage and finish reasons."""
+    """What was asked, of what, and what it took: model, params, weights and versions, and per request its prompt, seed,
+    usage and finish reasons. Enough to ask again: see card.py."""
     requests = [_request_record(row) for row in generation.rows]
     if len(generation.slots) > 1:
         requests = [{"model": row.slot.name, **one} for row, one in zip(generation.rows, requests, strict=True)]
     record = {"model": generation.model, "id": generation.id, "params": _params(generation)}
+    asked = {row.slot.name: described_model(row.facts) for row in generation.rows if row.facts is not None}
+    if asked:
+        record["weights"] = next(iter(asked.values())) if len(generation.slots) == 1 else asked
     return record | (requests[0] if len(requests) == 1 else {"requests": requests})
 
 
@@ -96,6 +99,7 @@ def _request_record(row: "GenerationRow") -> dict[str, Any]:
     params = output.sampling_params if output is not None else None
     record: dict[str, Any] = {
         "request_id": row.request_id,
+        **described_prompt(output),
         "seed": params.seed if params is not None else None,
         "finish_reason": reasons[0] if len(reasons) == 1 else reasons,
         "usage": {
@@ -110,9 +114,6 @@ def _request_record(row: "GenerationRow") -> dict[str, Any]:
 def _params(generation: "Generation") -> dict[str, Any]:
     """SamplingParams as sent (defaults left out), and how the prompt was made."""
     sent = next((row.output.sampling_params for row in generation.rows if row.output is not None), None)
-    params = msgspec.to_builtins(sent, str_keys=True) if sent is not None else {}
-    params.pop("output_kind", None)
-    params.pop("stop_token_ids", None)
-    params.pop("seed", None)  # each request has its own
+    params = described_params(sent)  # each request has a seed of its own
     shaping = {name: generation.options[name] for name in ("raw", "system") if generation.options.get(name)}
     return params | shaping

@@ -1,12 +1,15 @@
 """Generation: the handle of what a cell asked for: one request or many, growing, then done."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from typing import Any, Protocol
 
+from llmkernel.errors import InvalidRequestError
 from llmkernel.llm.outputs import CompletionOutput, RequestOutput
 from llmkernel.notebook.answer_records import answer_frame, answer_records
 from llmkernel.notebook.brief_errors import brief
+from llmkernel.notebook.card import Card, make_card
 from llmkernel.notebook.cells import Cells, interruptible, is_terminal
 from llmkernel.notebook.final_bundle import final_bundle
 from llmkernel.notebook.generation_metrics import GenerationMetrics
@@ -71,6 +74,7 @@ class Generation:
         self._cancelled = False
         self._waiters = 0
         self.on_end: list[Callable[[Generation], None]] = []
+        self.resubmit: Callable[[Generation], Generation] | None = None
         self.view = view(self) if view is not None else None
         if _loop_runs():  # else it starts when it is awaited
             self._start()
@@ -181,6 +185,30 @@ class Generation:
                 if row.request_id in self._tasks:
                     self._tasks[row.request_id].cancel()
         self._changed()
+
+    def card(self) -> Card:
+        """What one needs to know to get these answers again: prompt, ids, parameters, seed, weights, versions."""
+        return make_card(self)
+
+    def rerun(self) -> "Generation":
+        """Ask the same again: the ids, parameters and seeds that were sent, of the models of the same names.
+
+        On the same weights, versions and arithmetic the tokens are the same (in float32; see the card).
+        """
+        if self.resubmit is None:
+            raise brief(InvalidRequestError("This generation belongs to no session any more; ask anew."))
+        return self.resubmit(self)
+
+    def sent_prompts(self) -> list[Prompt]:
+        """The prompts as they were sent; InvalidRequestError if one was not."""
+        prompts = []
+        for first in range(0, len(self.rows), len(self.slots)):
+            rows = self.rows[first : first + len(self.slots)]
+            sent = {row.slot.name: row.sent for row in rows if row.sent is not None}
+            if len(sent) < len(rows):
+                raise brief(InvalidRequestError(f"{rows[0].request_id} brought nothing to run again; ask anew."))
+            prompts.append(dataclasses.replace(rows[0].prompt, again=sent))
+        return prompts
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """A dict per answer: see `answer_records`."""

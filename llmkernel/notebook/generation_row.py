@@ -8,8 +8,9 @@ from llmkernel.errors import RequestFailedError
 from llmkernel.llm.async_llm import AsyncLLM
 from llmkernel.llm.outputs import CompletionOutput, RequestOutput
 from llmkernel.notebook.markdown_safety import safe_markdown
-from llmkernel.notebook.prompts import Prompt
+from llmkernel.notebook.prompts import Prompt, Sent
 from llmkernel.notebook.settings import sampling_params
+from llmkernel.protocol.handshake import ModelFacts
 
 if TYPE_CHECKING:
     from llmkernel.notebook.model_slot import ModelSlot
@@ -18,7 +19,8 @@ __all__ = ["GenerationRow"]
 
 
 class GenerationRow:
-    """One prompt to one model. slot: the model. output: the deltas joined so far. error: why it failed."""
+    """One prompt to one model. slot: the model. output: the deltas joined so far. error: why it failed. facts: of the
+    model as it was when the request was sent."""
 
     def __init__(self, request_id: str, slot: "ModelSlot", prompt: Prompt, options: Mapping[str, Any]) -> None:
         """`options`: merged settings."""
@@ -27,6 +29,7 @@ class GenerationRow:
         self.prompt = prompt
         self.output: RequestOutput | None = None
         self.error: Exception | None = prompt.error
+        self.facts: ModelFacts | None = None
         self.done = prompt.error is not None
         self._options = options
         self._aborted = False
@@ -48,6 +51,11 @@ class GenerationRow:
     async def stream(self, llm: AsyncLLM, notes: list[str]) -> AsyncIterator[RequestOutput]:
         """Send the request; its outputs as they come. A remark for people is added to `notes`, once."""
         assert llm.facts is not None  # it is ready
+        self.facts = llm.facts.model
+        if self.prompt.again is not None:
+            async for output in self._stream_again(llm, self.prompt.again[self.slot.name], notes):
+                yield output
+            return
         params = sampling_params(self._options, llm.facts.model)
         priority = self._options.get("priority", 0)
         template = self._options.get("template")
@@ -57,6 +65,25 @@ class GenerationRow:
             await _note_special_tokens(llm, [*self.messages[:1], self.messages[-1]], notes)
             outputs = llm.chat(self.messages, params, self.request_id, chat_template=template, priority=priority)
         async for output in outputs:
+            yield output
+
+    @property
+    def sent(self) -> Sent | None:
+        """The request as it was sent; None if it was not."""
+        output, facts = self.output, self.facts
+        if output is None or facts is None or output.sampling_params is None:
+            return None
+        return Sent(output.prompt, list(output.prompt_token_ids or ()), output.sampling_params, facts)
+
+    async def _stream_again(self, llm: AsyncLLM, sent: Sent, notes: list[str]) -> AsyncIterator[RequestOutput]:
+        """Send what was sent before."""
+        if self.facts != sent.facts:
+            notes.append(f"{self.slot.name} was loaded in another way then: the tokens may differ; compare the cards.")
+        prompt: dict[str, Any] = {"prompt_token_ids": sent.token_ids}
+        if sent.prompt is not None:
+            prompt["prompt"] = sent.prompt
+        priority = self._options.get("priority", 0)
+        async for output in llm.generate(prompt, sent.params.clone(), self.request_id, priority=priority):
             yield output
 
     @property

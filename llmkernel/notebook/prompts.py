@@ -8,20 +8,34 @@ from typing import Any
 
 from llmkernel.errors import InvalidRequestError
 from llmkernel.notebook.interpolation import fields, interpolate
+from llmkernel.protocol.handshake import ModelFacts
+from llmkernel.protocol.sampling_params import SamplingParams
 
-__all__ = ["Prompt", "prompts_from"]
+__all__ = ["Prompt", "Sent", "prompts_from"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sent:
+    """A request as the engine got it: ids, parameters with the effective seed; facts: of the model that answered."""
+
+    prompt: str | None
+    token_ids: list[int]
+    params: SamplingParams
+    facts: ModelFacts
 
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
     """text: the user's turn, or the whole prompt of a raw request. error: why it cannot be asked, if it cannot.
 
-    before: earlier turns of the conversation, as messages.
+    before: earlier turns of the conversation, as messages. again: what was sent to each model, by its name: to be sent
+    again as it is.
     """
 
     text: str
     error: InvalidRequestError | None = None
     before: tuple[Mapping[str, str], ...] = ()
+    again: "Mapping[str, Sent] | None" = None
 
 
 def prompts_from(

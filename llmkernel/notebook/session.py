@@ -174,10 +174,16 @@ class Session:
             self._loop = asyncio.get_running_loop()
         self._count += 1
         generation = Generation(f"g{self._count}", slots, made, options, cells=self.cells, view=view)
+        generation.resubmit = self.rerun
         if self.journal is not None:
             generation.on_end.append(self.journal.add)
         self.generations.append(generation)
         return generation
+
+    def rerun(self, generation: "Generation") -> "Generation":
+        """See Generation.rerun."""
+        names = [slot.name for slot in generation.slots]
+        return self.submit(generation.sent_prompts(), {**generation.options, "model": names})
 
     def slot_or_default(self, name: str | None = None) -> "ModelSlot":
         """As `slot`; with nothing loaded and no name, the default model is loaded."""
