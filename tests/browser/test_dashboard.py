@@ -32,7 +32,7 @@ def test_a_dashboard_shows_what_runs_and_why_something_waits(
     rows = shown.locator(".llmk-space .llmk-tr:visible")
     expect(rows).to_have_count(12)
     expect(shown.locator('[data-state="decoding"]').first).to_be_visible()
-    expect(shown.locator('[data-state="queued"]').first).to_contain_text("queued #1")
+    expect(shown.locator('[data-state="queued"]').last).to_contain_text("queued #1")
     expect(shown).to_contain_text("blocks")  # "needs 12 blocks, 9 free"
     expect(shown.locator(".llmk-chart")).to_have_count(6)
     expect(shown.locator(".llmk-figure").first).to_contain_text("running")
@@ -48,7 +48,7 @@ def test_a_dashboard_shows_what_runs_and_why_something_waits(
     expect(shown.locator(".llmk-timeline")).to_contain_text("first token")
     screenshot(notebook, f"trace-{theme.lower()}")
     notebook.execute("many.cancel()")
-    assert notebook.errors() == []
+    assert notebook.errors == []
 
 
 def test_a_thousand_rows_cost_what_a_page_of_them_does(open_notebook: OpenNotebook) -> None:

@@ -82,6 +82,7 @@ export class Row {
       this.stopButton.hidden = ENDED.has(state);
     }
     setText(this.numbers, summary(this.counters));
+    this.numbers.title = this.numbers.textContent ?? "";
     setText(this.note, error ?? (state && ENDED.has(state) ? "" : (note ?? "")));
     this.note.hidden = this.note.textContent === "";
   }
