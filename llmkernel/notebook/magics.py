@@ -315,8 +315,7 @@ class LLMMagics(Magics):
         if rest and not rest.startswith("-"):
             name, _, rest = rest.partition(" ")
         options, extra = parse_line(rest, LOGS, command="%llm logs")
-        process = self.session.slot(name or extra or None, only=True).process
-        text = process.log_tail(options.get("lines", 50)) if process is not None else ""
+        text = self.session.log_tail(name or extra or None, options.get("lines", 50))
         self._print(clean_text(text) or "The log is empty.")
 
     def _help(self, _rest: str) -> None:

@@ -84,7 +84,8 @@ class ModelSlot:
                 raise brief(EngineStartupError(f"The load of {self.name} was ended; load it again.")) from None
             raise
         except EngineStartupError as error:
-            raise brief(error) from None
+            more = f"%llm logs {self.name} shows what the engine wrote." if error.log_tail else ""
+            raise brief(error, more) from None
         if self.ended:
             raise brief(EngineDeadError(f"{self.name} was unloaded; load it again."))
         return self.llm

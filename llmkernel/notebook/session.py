@@ -45,6 +45,7 @@ class Session:
         self.journal = journal
         self.models: dict[str, ModelSlot] = {}
         self.default: str | None = None
+        self._failed: ModelSlot | None = None
         self.settings = Settings()
         self.generations: deque[Generation] = deque(maxlen=REMEMBERED)
         self.chats = Chats(self)
@@ -229,6 +230,15 @@ class Session:
         known = any(id is None or one.id == id for one in self.generations)
         return None if known or self.journal is None else self.journal.find(id)
 
+    def log_tail(self, name: str | None = None, lines: int = 50) -> str:
+        """The last lines of an engine's log; of the load that failed last, if it has the name or no model is loaded."""
+        failed = self._failed
+        if failed is not None and name not in self.models and (name == failed.name or (not name and not self.models)):
+            slot = failed
+        else:
+            slot = self.slot(name, only=True)
+        return str(slot.process.log_tail(lines)) if slot.process is not None else ""
+
     def close(self) -> dict[str, int]:
         """Abort what runs and end every engine; idempotent. Bytes given back, by name."""
         slots = list(self.models.values())
@@ -263,6 +273,7 @@ class Session:
 
     def _forget_failed(self, slot: "ModelSlot") -> None:
         if slot.state == "failed":
+            self._failed = slot
             self._drop(slot)
 
     def _end_load(self, slot: "ModelSlot") -> str:
