@@ -17,7 +17,7 @@ interface ChartKind {
 
 const plain = (value: number): string => (value >= 100 ? value.toFixed(0) : value.toFixed(1).replace(/\.0$/, ""));
 const A = "--llmk-accent";
-const B = "--llmk-warn";
+const B = "--llmk-second";
 
 /** What the dashboard plots over time; a new figure is a new entry here. */
 const KINDS: ChartKind[] = [

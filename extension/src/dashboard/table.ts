@@ -16,7 +16,6 @@ const time = (value: number | undefined): string => (value === undefined ? "" : 
 
 const COLUMNS: Column[] = [
   { title: "Request", name: "id", text: (row) => row.id },
-  { title: "Cell", name: "number", text: (row) => (row.cell ? `[${row.cell}]` : "") },
   { title: "State", name: "state", text: (row) => (row.position ? `${stateWord(row.state)} #${row.position}` : stateWord(row.state)) },
   { title: "Prompt", name: "number", text: (row) => number(row.prompt_tokens) },
   { title: "Cached", name: "number", text: (row) => number(row.cached_tokens) },
@@ -24,7 +23,7 @@ const COLUMNS: Column[] = [
   { title: "First", name: "number", text: (row) => time(row.ttft) },
   { title: "Between", name: "number", text: (row) => time(row.itl) },
   { title: "Tok/s", name: "number", text: (row) => row.rate?.toFixed(1) ?? "" },
-  { title: "Preempted", name: "number", text: (row) => number(row.preemptions) },
+  { title: "Preempt", name: "number", text: (row) => number(row.preemptions) },
   { title: "Why", name: "why", text: (row) => row.error ?? (ENDED.has(row.state) ? (row.finish_reason ?? "") : (row.note ?? "")) },
 ];
 
