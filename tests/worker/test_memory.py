@@ -53,7 +53,7 @@ def test_a_length_that_was_asked_for_may_take_more_than_a_quarter() -> None:
     made = plan(available=5 * GIB + WORKING_SET, weights=GIB, row=MIB, max_model_len=3000)
     assert made.max_model_len == 3000
     assert made.num_bytes >= 3000 * MIB
-    with pytest.raises(InvalidRequestError, match=r"needs 4\.9 GiB .*max_model_len = 5000.* 4\.0 GiB of 5\.2 GiB"):
+    with pytest.raises(InvalidRequestError, match=r"needs 4\.9 GiB for max_model_len = 5000, and 4\.0 GiB of 5\.2 GiB"):
         plan(available=5 * GIB + WORKING_SET, weights=GIB, row=MIB, max_model_len=5000)
 
 
@@ -61,12 +61,22 @@ def test_a_pool_of_a_given_size() -> None:
     made = plan(kv_cache_memory="1MiB", block_size=16)
     assert made.num_blocks == 64
     assert made.max_model_len == 63 * 16
-    with pytest.raises(InvalidRequestError, match="kv_cache_memory"):
+
+
+def test_a_pool_too_large_or_too_small_is_told_which_size_works() -> None:
+    with pytest.raises(InvalidRequestError, match=r"needs 100\.0 GiB .* set it to 64256MiB at most, leave it out"):
         plan(kv_cache_memory="100GiB")
-    with pytest.raises(InvalidRequestError, match=r"needs 32\.0 KiB .*block_size = 16"):
+    assert plan(kv_cache_memory="64256MiB").num_bytes == 64256 * MIB
+    with pytest.raises(
+        InvalidRequestError, match=r"max_model_len = 1 needs 32\.0 KiB; set it to 32KiB at least, or leave"
+    ):
         plan(kv_cache_memory=1000, block_size=16)
-    with pytest.raises(InvalidRequestError, match="max_model_len = 2000"):
+    assert plan(kv_cache_memory="32KiB", block_size=16).max_model_len == 16
+    with pytest.raises(
+        InvalidRequestError, match=r"needs 2\.0 MiB; set it to 2MiB at least, or a smaller max_model_len"
+    ):
         plan(kv_cache_memory="1MiB", max_model_len=2000)
+    assert plan(kv_cache_memory="2MiB", max_model_len=2000).max_model_len == 2000
 
 
 def test_length_beyond_the_model() -> None:
@@ -77,6 +87,8 @@ def test_length_beyond_the_model() -> None:
 def test_weights_that_do_not_fit() -> None:
     with pytest.raises(InvalidRequestError, match=r"weights of m need 4\.0 GiB .* 4\.1 GiB of memory are available"):
         plan(available=4 * GIB + 100 * MIB, weights=4 * GIB)
+    with pytest.raises(InvalidRequestError, match=r"a smaller model, or dtype='bfloat16'\.$"):
+        plan(available=4 * GIB, weights=4 * GIB, dtype="float32")
 
 
 def write_safetensors(path: Path, tensors: dict[str, tuple[str, list[int], int]]) -> None:

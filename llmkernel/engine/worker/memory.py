@@ -18,7 +18,6 @@ __all__ = [
     "MEMORY_LIMIT_VARIABLE",
     "KVPlan",
     "available_memory",
-    "check_weights_fit",
     "plan_kv_cache",
     "resident_memory",
     "weight_files",
@@ -100,18 +99,6 @@ def weights_need(files: Iterable[Path], item_bytes: int) -> int:
     return total
 
 
-def check_weights_fit(name: str, need: int, available: int) -> None:
-    """Refuse weights that do not fit beside a working set."""
-    if need + WORKING_SET > available:
-        raise InvalidRequestError(
-            f"The weights of {name} need {format_bytes(need)} and {format_bytes(WORKING_SET)} to work with; "
-            f"{format_bytes(available)} of memory are available. "
-            "Free memory, choose a smaller model, or dtype='bfloat16'.",
-            parameter="model",
-            value=name,
-        )
-
-
 def plan_kv_cache(
     args: EngineArgs, *, name: str, max_position: int, bytes_per_token: int, weights: int, available: int
 ) -> KVPlan:
@@ -123,7 +110,7 @@ def plan_kv_cache(
             parameter="max_model_len",
             value=args.max_model_len,
         )
-    check_weights_fit(name, weights, available)
+    _check_weights_fit(args, name, weights, available)
     length = args.max_model_len or max_position
     block_size = args.block_size or min(BLOCK_SIZE, length)
     block_bytes = block_size * bytes_per_token
@@ -133,12 +120,9 @@ def plan_kv_cache(
     holds = max(0, num_blocks - 1) * block_size
     least = args.max_model_len or 1
     if room > free or holds < least:
-        wanted = max(room if args.kv_cache_memory != "auto" else 0, block_bytes * (1 + _blocks(least, block_size)))
-        had = min(max(room, 0), max(free, 0))
+        needed = block_bytes * (1 + _blocks(least, block_size))
         raise InvalidRequestError(
-            f"The KV cache of {name} needs {format_bytes(wanted)} (max_model_len = {least}, block_size = {block_size}, "
-            f"{format_bytes(bytes_per_token)} per token); {format_bytes(had)} of {format_bytes(available)} can be had. "
-            "Set another kv_cache_memory, a smaller max_model_len, or free memory.",
+            _pool_refusal(args, name, room=room, needed=needed, free=max(free, 0), available=available),
             parameter="kv_cache_memory",
             value=args.kv_cache_memory,
         )
@@ -146,6 +130,46 @@ def plan_kv_cache(
     if holds < length:
         note = f"The KV cache holds {holds} tokens, so max_model_len is {holds} and not {length}."
     return KVPlan(num_blocks, block_size, min(length, holds), num_blocks * block_bytes, note)
+
+
+def _check_weights_fit(args: EngineArgs, name: str, need: int, available: int) -> None:
+    """Refuse weights that do not fit beside a working set."""
+    if need + WORKING_SET > available:
+        smaller = ", or dtype='bfloat16'" if args.dtype == "float32" else ""
+        raise InvalidRequestError(
+            f"The weights of {name} need {format_bytes(need)} and {format_bytes(WORKING_SET)} to work with; "
+            f"{format_bytes(available)} of memory are available. Free memory, or choose a smaller model{smaller}.",
+            parameter="model",
+            value=name,
+        )
+
+
+def _pool_refusal(args: EngineArgs, name: str, *, room: int, needed: int, free: int, available: int) -> str:
+    """Why there is no pool of `room` bytes: more than is `free`, or less than `needed`."""
+    asked = args.kv_cache_memory
+    length = args.max_model_len
+    left = f"{format_bytes(free)} of {format_bytes(available)} of memory are left beside the weights"
+    if asked == "auto":
+        change = "set a smaller max_model_len, or free memory." if length else "free memory, or choose a smaller model."
+        least = f" for max_model_len = {length}" if length else ""
+        return f"The KV cache of {name} needs {format_bytes(needed)}{least}, and {left}; {change}"
+    if room > free:
+        most = f"set it to {_whole(free, up=False)} at most, leave it out, " if free >= needed else ""
+        return (
+            f"The KV cache of {name} needs {format_bytes(room)} (kv_cache_memory = {asked!r}), and {left}; "
+            f"{most}or free memory."
+        )
+    smaller = ", or a smaller max_model_len" if length else ""
+    return (
+        f"kv_cache_memory = {asked!r} is too small for {name}: max_model_len = {length or 1} needs "
+        f"{format_bytes(needed)}; set it to {_whole(needed, up=True)} at least{smaller}, or leave it out."
+    )
+
+
+def _whole(count: int, *, up: bool) -> str:
+    """Bytes in whole units, to be typed: rounded to the side that works."""
+    name, unit = ("MiB", 2**20) if count >= 2**20 else ("KiB", 2**10)
+    return f"{-(-count // unit) if up else count // unit}{name}"
 
 
 def _pool_bytes(args: EngineArgs, *, length: int, block_size: int, block_bytes: int, free: int) -> int:
