@@ -55,6 +55,8 @@ class FinishReason(enum.IntEnum):
 
 
 class EngineCoreEventType(enum.IntEnum):
+    """What may happen to a request in the engine, besides tokens."""
+
     QUEUED = 1
     SCHEDULED = 2
     PREEMPTED = 3

@@ -55,7 +55,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     prompt_token_ids: int ids, at least one. arrival_time: wall clock, seconds.
     sampling_params: with max_tokens and seed filled in, stop_token_ids merged with the model's own.
     client_index: whose output socket the answers go to. priority: lower runs earlier.
-    eos_token_id: the end token that ends this request (None when ignore_eos). bad_words_token_ids: bad_words, tokenised.
+    eos_token_id: the end token that ends this request (None: ignore_eos). bad_words_token_ids: bad_words, tokenised.
     mm_features to kv_hints that are not named here hold vLLM's places and are refused or ignored.
     """
 

@@ -14,7 +14,7 @@ class PrefillStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False
 
 
 class PrefixCacheStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """Prefix-cache look-ups since the last message. queries and hits are tokens; preempted_* are those of resumed requests."""
+    """Prefix-cache look-ups since the last message. queries, hits: tokens; preempted_*: those of resumed requests."""
 
     reset: bool = False
     requests: int = 0
