@@ -20,6 +20,8 @@ class Case:
     eos: int | None
     bad_words: list[list[int]]
     logits: np.ndarray
+    grammar: np.ndarray | None = None
+    """bool [vocab]: what the grammar allows."""
 
 
 @dataclasses.dataclass
@@ -58,8 +60,13 @@ def adjusted_logits(case: Case) -> np.ndarray:
     for word in case.bad_words:
         if len(word) <= len(case.output) + 1 and case.output[len(case.output) - len(word) + 1 :] == word[:-1]:
             forbidden[word[-1]] = True
+    if case.grammar is not None:
+        forbidden |= ~case.grammar
     if len(case.output) < params.min_tokens:
-        forbidden[[*(params.stop_token_ids or []), *([] if case.eos is None else [case.eos])]] = True
+        held = forbidden.copy()
+        held[[*(params.stop_token_ids or []), *([] if case.eos is None else [case.eos])]] = True
+        if case.grammar is None or np.isfinite(logits[~held]).any():  # else the grammar may end before its time
+            forbidden = held
     logits[forbidden] = -np.inf
     return logits
 
