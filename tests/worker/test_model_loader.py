@@ -206,7 +206,7 @@ def test_pickled_weights_load_only_if_trusted(folder: Path, original: PreTrained
 
 @pytest.mark.parametrize("scheme", ["int8", "int4"])
 def test_quantization_at_load_is_refused_by_name(scheme: str, folder: Path) -> None:
-    with pytest.raises(UnsupportedFeatureError, match=f"quantization = '{scheme}' is not built yet"):
+    with pytest.raises(UnsupportedFeatureError, match=f"quantization = '{scheme}' needs the fused decoder"):
         _load(folder, quantization=scheme)
 
 

@@ -70,11 +70,15 @@ def test_calls_by_name(run: EngineRun) -> None:
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_quantization_is_refused_before_anything_is_imported(quantization: str, folder: Path, reports: Reports) -> None:
-    worker = Worker(EngineArgs.from_options(str(folder), quantization=quantization), reports)
-    with pytest.raises(UnsupportedFeatureError, match=f"quantization = '{quantization}' is not built yet"):
-        worker.start()
-    assert reports == []
+def test_quantization_that_cannot_be_is_refused(quantization: str, folder: Path, reports: Reports) -> None:
+    options = {"quantization": quantization, "num_threads": 1, "device": "cpu"}
+    for more, reason in (
+        ({"dtype": "float32"}, "needs bfloat16 activations; set dtype='bfloat16'"),
+        ({"dtype": "bfloat16", "implementation": "transformers"}, "needs the fused decoder"),
+    ):
+        worker = Worker(EngineArgs.from_options(str(folder), **options, **more), reports)
+        with pytest.raises(UnsupportedFeatureError, match=f"quantization = '{quantization}' {reason}"):
+            worker.start()
 
 
 def test_memory_is_checked_before_weights_are_read(

@@ -68,10 +68,15 @@ class GGUFFile:
         with contextlib.suppress(BufferError):  # the traceback of an error holds a view: the mapping goes with it
             self._map.close()
 
+    def raw(self, name: str) -> np.ndarray:
+        """The tensor's blocks, uint8, as a view that must not outlive the file."""
+        tensor = self.tensors[name]
+        return np.frombuffer(self._map, np.uint8, tensor.nbytes, tensor.offset)
+
     def read(self, name: str) -> np.ndarray:
         """The tensor as float32, shape in torch's order; a copy that outlives the file."""
         tensor = self.tensors[name]
-        blocks = np.frombuffer(self._map, np.uint8, tensor.nbytes, tensor.offset)
+        blocks = self.raw(name)
         block, width = GGML_QUANT_SIZES[tensor.type]
         try:
             values = dequantize(blocks.reshape(*tensor.shape[:-1], tensor.shape[-1] // block * width), tensor.type)

@@ -77,7 +77,7 @@ def load(args: EngineArgs, report: ReportProgress) -> ReadyModel:
     )
     runner = ModelRunner(loaded.model, loaded.layers, store, sampler, dtype=machine.dtype, device=machine.device)
     tokenizer = read_tokenizer_facts(files, args)
-    notes = [*files.notes, *loaded.notes, *(note for note in (way.note, plan.note) if note)]
+    notes = [*loaded.notes, *(note for note in (way.note, plan.note) if note)]
     facts = ExecutorFacts(
         model=_model_facts(files, loaded, machine, tokenizer, way.limit, notes),
         tokenizer=tokenizer,

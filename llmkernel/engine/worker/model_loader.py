@@ -50,7 +50,10 @@ def load_model(files: ModelFiles, args: EngineArgs, report: ReportProgress, *, a
     where it may come later: one line.
     """
     if args.quantization in ("int8", "int4"):
-        message = f"quantization = {args.quantization!r} is not built yet; use 'auto' or 'none'."
+        message = (
+            f"quantization = {args.quantization!r} needs the fused decoder, and {files.name} runs through transformers; "
+            "use 'auto' or 'none'."
+        )
         raise UnsupportedFeatureError(message, parameter="quantization", value=args.quantization)
     device = resolve_device(args)
     dtype = resolve_dtype(args, device)

@@ -10,7 +10,7 @@ from llmkernel.config import EngineArgs
 from llmkernel.engine.executor_facts import ExecutorFacts, ReportProgress
 from llmkernel.engine.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from llmkernel.engine.worker.memory import available_memory, resident_memory
-from llmkernel.errors import LLMKernelError, UnsupportedFeatureError
+from llmkernel.errors import LLMKernelError
 
 if TYPE_CHECKING:
     from llmkernel.engine.worker.loading import ReadyModel
@@ -29,12 +29,6 @@ class Worker:
 
     def start(self) -> ExecutorFacts:
         """Everything between nothing and the first step. Raises what the user can act on, in one line."""
-        if self._args.quantization in ("int8", "int4"):
-            raise UnsupportedFeatureError(
-                f"quantization = {self._args.quantization!r} is not built yet; use 'auto' or 'none'.",
-                parameter="quantization",
-                value=self._args.quantization,
-            )
         self._clock.report("importing", 0, 0, "torch")
         from llmkernel.engine.worker.loading import load  # imports torch: a second, a stage of the load
 

@@ -28,15 +28,21 @@ def dense_kernel(sample: torch.Tensor) -> MakeLinear:
 def fastest(linears: Sequence[Linear], size: int, dtype: torch.dtype, rows: Sequence[int] = _ROWS) -> int:
     """Index of the fastest, the earlier one when in doubt. Best times count, in turns: load disturbs all alike."""
     inputs = [torch.ones(count, size, dtype=dtype) for count in rows]
+    best = _best_times(linears, inputs, _SECONDS)
+    totals = [sum(time / first for time, first in zip(times, best[0], strict=True)) for times in best]
+    return min(range(len(totals)), key=lambda index: (totals[index] * (1 if index == 0 else 1.05), index))
+
+
+def _best_times(linears: Sequence[Linear], inputs: Sequence[torch.Tensor], seconds: float) -> list[list[float]]:
+    """Per Linear and input, its best time in seconds."""
     best = [[float("inf")] * len(inputs) for _ in linears]
-    until = time.perf_counter() + _SECONDS
+    until = time.perf_counter() + seconds
     rounds = 0
-    while rounds < 2 or (time.perf_counter() < until and rounds < 50):
+    while rounds < 3 or (time.perf_counter() < until and rounds < 50):
         for linear, times in zip(linears, best, strict=True):
             for index, x in enumerate(inputs):
                 started = time.perf_counter()
                 linear(x)
                 times[index] = min(times[index], time.perf_counter() - started)
         rounds += 1
-    totals = [sum(time / first for time, first in zip(times, best[0], strict=True)) for times in best]
-    return min(range(len(totals)), key=lambda index: (totals[index] * (1 if index == 0 else 1.05), index))
+    return best

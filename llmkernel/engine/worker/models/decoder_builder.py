@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from llmkernel.engine.worker.linear.kernel_choice import MakeLinear, dense_kernel
 from llmkernel.engine.worker.linear.linear import Linear, PlainLinear
+from llmkernel.engine.worker.linear.scheme import DenseScheme, WeightScheme
 from llmkernel.engine.worker.models.checkpoint import Checkpoint
 from llmkernel.engine.worker.models.decoder_config import DecoderConfig
 from llmkernel.engine.worker.models.fused_decoder import DecoderLayer, FusedDecoder, HeadNorms, RMSNorm
@@ -32,10 +32,11 @@ def build_decoder(
     *,
     dtype: torch.dtype,
     device: torch.device,
+    scheme: WeightScheme | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> BuiltDecoder:
     """Read, join, reorder, pack. progress: (layers done, layers). What is missing or misshapen raises."""
-    build = _Build(config, checkpoint, dtype, device)
+    build = _Build(config, checkpoint, dtype, device, scheme or DenseScheme())
     build.check_names()
     layers = []
     for index in range(config.num_layers):
@@ -45,12 +46,19 @@ def build_decoder(
 
 
 class _Build:
-    def __init__(self, config: DecoderConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: torch.device,
+        scheme: WeightScheme,
+    ) -> None:
         self._config = config
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._device = device
-        self._make: MakeLinear | None = None
+        self._scheme = scheme
         self._kernels: dict[str, int] = {}
         self._other_bytes = 0
         self._shapes = _shapes(config, "lm_head.weight" in checkpoint)
@@ -92,10 +100,11 @@ class _Build:
 
     def finish(self, layers: list[DecoderLayer]) -> BuiltDecoder:
         config, checkpoint = self._config, self._checkpoint
+        self._scheme.settle()
         own_head = "lm_head.weight" in checkpoint
         name = "lm_head.weight" if own_head else "model.embed_tokens.weight"
         weight = self._tensor(name)
-        head = self._count(self._maker(weight)(weight, None))
+        head = self._count(self._scheme.dense(weight, None))
         if not own_head and isinstance(head, PlainLinear):
             embedding = weight
         elif self._device.type == "cpu":
@@ -118,14 +127,9 @@ class _Build:
         return BuiltDecoder(model, sum(self._kernels.values()) + self._other_bytes, parameters, dict(self._kernels))
 
     def _linear(self, names: Sequence[str], *, bias: bool, order: torch.Tensor | None = None) -> Linear:
-        weight = self._joined([f"{name}.weight" for name in names], order)
+        weights = [f"{name}.weight" for name in names]
         offset = self._joined([f"{name}.bias" for name in names], order) if bias else None
-        return self._count(self._maker(weight)(weight, offset))
-
-    def _maker(self, sample: torch.Tensor) -> MakeLinear:
-        if self._make is None:
-            self._make = dense_kernel(sample)
-        return self._make
+        return self._count(self._scheme.linear(weights, order, lambda: self._joined(weights, order), offset))
 
     def _count(self, linear: Linear) -> Linear:
         self._kernels[linear.kind] = self._kernels.get(linear.kind, 0) + linear.nbytes

@@ -1,19 +1,21 @@
 """FusedLoad: a model straight from config.json and safetensors into the fused decoder. Imports no transformers."""
 
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import torch
 
-from llmkernel.config import EngineArgs
+from llmkernel.config import EngineArgs, format_bytes
 from llmkernel.engine.executor_facts import ReportProgress
 from llmkernel.engine.worker.attention import LayerSpec
-from llmkernel.engine.worker.memory import weight_files, weights_need
+from llmkernel.engine.worker.memory import available_memory, weight_files
 from llmkernel.engine.worker.model_files import ModelFiles, read_json
 from llmkernel.engine.worker.models.checkpoint import Checkpoint, SafetensorsCheckpoint
 from llmkernel.engine.worker.models.decoder_builder import BuiltDecoder, build_decoder
 from llmkernel.engine.worker.models.decoder_config import NotFused, read_decoder_config
 from llmkernel.engine.worker.models.runnable import MakeStore, Runnable
+from llmkernel.engine.worker.models.weight_choice import choose_scheme
 from llmkernel.engine.worker.paged_attention import PagedAttention, ScheduledTokens
 from llmkernel.errors import EngineStartupError
 
@@ -43,6 +45,7 @@ class FusedLoad:
         self._files = files
         self._dtype = dtype
         self._device = device
+        self._choice = choose_scheme(files, args, self.config, dtype, device, available_memory())
 
     @property
     def row_size(self) -> int:
@@ -52,18 +55,26 @@ class FusedLoad:
     @property
     def weights_estimate(self) -> int:
         """Bytes that the weights will take."""
-        return weights_need(self._weights, self._dtype.itemsize)
+        return self._choice.bytes_estimate(self.config, self._dtype.itemsize)
 
     def load(self, report: ReportProgress) -> Runnable:
         """The model, its weights read. Progress is stage "weights", in layers."""
         name = self._files.name
-        built = build_decoder(
-            self.config,
-            self._checkpoint,
-            dtype=self._dtype,
-            device=self._device,
-            progress=lambda done, total: report("weights", done, total, name),
-        )
+        with ExitStack() as stack:
+            scheme = self._choice.scheme(self._files, stack)
+            built = build_decoder(
+                self.config,
+                self._checkpoint,
+                dtype=self._dtype,
+                device=self._device,
+                scheme=scheme,
+                progress=lambda done, total: report("weights", done, total, name),
+            )
+        kept = ", ".join(f"{format_bytes(size)} {kind}" for kind, size in built.kernels.items())
+        notes = [
+            *self._choice.notes(self._files, scheme, self.config, self._dtype.itemsize),
+            f"Weights: {kept}.",
+        ]
         layers = {layer.index: layer for layer in self.config.layers}
         return Runnable(
             model=built.model,
@@ -71,6 +82,7 @@ class FusedLoad:
             architecture=self.config.architecture,
             weights_bytes=built.weights_bytes,
             num_parameters=built.num_parameters,
+            notes=notes,
             prove=lambda make_store: self._prove(built, layers, make_store),
         )
 

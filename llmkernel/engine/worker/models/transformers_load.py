@@ -55,4 +55,5 @@ class TransformersLoad:
             weights_bytes=loaded.weights_bytes,
             num_parameters=loaded.num_parameters,
             prove=prove,
+            notes=list(self._files.notes),
         )

@@ -1,0 +1,97 @@
+"""choose_scheme: how the fused decoder keeps its matrices: what `quantization`, files and memory come to."""
+
+import dataclasses
+from contextlib import ExitStack
+
+import torch
+
+from llmkernel.config import EngineArgs, format_bytes
+from llmkernel.engine.worker.linear.int4_linear import int4_works
+from llmkernel.engine.worker.linear.int8_linear import int8_works
+from llmkernel.engine.worker.linear.scheme import DenseScheme, Int4Scheme, Int8Scheme, WeightScheme
+from llmkernel.engine.worker.model_files import ModelFiles
+from llmkernel.engine.worker.models.decoder_config import DecoderConfig
+from llmkernel.engine.worker.models.gguf_blocks import GGUFBlocks
+from llmkernel.errors import UnsupportedFeatureError
+
+__all__ = ["WeightChoice", "choose_scheme"]
+
+_KEPT = ("Q4_0", "Q4_1")
+"""Types of GGUF blocks that torch's 4-bit kernel takes as they are."""
+
+_BOTH_SHARE = 4
+"""A dense copy beside 4-bit weights may take one part in so many of the available memory."""
+
+_PART = {"dense": 1.0, "int8": 0.51, "int4": 0.32, "both": 1.32}
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightChoice:
+    """kind: "dense", "int8", "int4", "both" (4-bit and dense)."""
+
+    kind: str
+    from_file: bool
+
+    def bytes_estimate(self, config: DecoderConfig, item: int) -> int:
+        """Bytes that the weights will take; the embedding stays in its file."""
+        return int(_layer_numbers(config) * item * _PART[self.kind]) + config.vocab_size * config.hidden_size * item
+
+    def scheme(self, files: ModelFiles, stack: ExitStack) -> WeightScheme:
+        """The scheme, with the GGUF file open within `stack` where it is read."""
+        if self.kind == "dense":
+            return DenseScheme()
+        if self.kind == "int8":
+            return Int8Scheme()
+        stored = stack.enter_context(GGUFBlocks(files.gguf)).find if self.from_file and files.gguf else lambda _: None
+        return Int4Scheme(stored, rounds=not self.from_file or self.kind == "int4", both=self.kind == "both")
+
+    def notes(self, files: ModelFiles, scheme: WeightScheme, config: DecoderConfig, item: int) -> list[str]:
+        """What to say about it."""
+        if isinstance(scheme, Int4Scheme):
+            said = [f"{files.quantization} blocks are kept as they are."] if self.from_file else []
+            if scheme.rounded:
+                said.append(f"{len(scheme.rounded)} weights were rounded to 4 bits.")
+            if scheme.kept_dense:
+                said.append(f"{len(scheme.kept_dense)} weights are not 4-bit in the file and were decoded.")
+            if self.kind == "both":
+                extra = format_bytes(_layer_numbers(config) * item)
+                said.append(
+                    f"A copy in bfloat16 ({extra}) serves steps of more than {scheme.limit} tokens; "
+                    "quantization='int4' does without."
+                )
+            return said
+        if self.kind == "int8":
+            return ["Weights of the layers were rounded to 8 bits, a scale per row."]
+        return files.notes
+
+
+def choose_scheme(
+    files: ModelFiles, args: EngineArgs, config: DecoderConfig, dtype: torch.dtype, device: torch.device, available: int
+) -> WeightChoice:
+    """`available`: bytes of memory. An explicit wish that cannot be met raises UnsupportedFeatureError."""
+    wanted = args.quantization
+    from_file = files.gguf is not None and files.quantization in _KEPT
+    if wanted in ("int8", "int4"):
+        works = int8_works if wanted == "int8" else int4_works
+        if device.type != "cpu":
+            raise _unsupported(wanted, f"is built for the CPU, not for {device.type}; use 'auto' or 'none'.")
+        if dtype != torch.bfloat16:
+            raise _unsupported(wanted, "needs bfloat16 activations; set dtype='bfloat16', or use 'auto' or 'none'.")
+        if not works():
+            raise _unsupported(wanted, "needs a kernel that this torch does not have here; use 'auto' or 'none'.")
+        return WeightChoice(wanted, from_file and wanted == "int4")
+    usable = dtype == torch.bfloat16 and device.type == "cpu" and from_file
+    if wanted == "none" or not usable or not int4_works():
+        return WeightChoice("dense", False)
+    both = _layer_numbers(config) * dtype.itemsize * _BOTH_SHARE < available
+    return WeightChoice("both" if both else "int4", True)
+
+
+def _layer_numbers(config: DecoderConfig) -> int:
+    """Weights in the matrices of all layers."""
+    attention = 2 * config.hidden_size * config.head_dim * (config.num_heads + config.num_kv_heads)
+    return config.num_layers * (attention + 3 * config.hidden_size * config.intermediate_size)
+
+
+def _unsupported(wanted: str, what: str) -> UnsupportedFeatureError:
+    return UnsupportedFeatureError(f"quantization = {wanted!r} {what}", parameter="quantization", value=wanted)
