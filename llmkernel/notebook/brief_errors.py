@@ -10,9 +10,9 @@ __all__ = ["brief"]
 Raised = TypeVar("Raised", bound=BaseException)
 
 
-def brief(error: Raised, hint: str = "") -> Raised:
-    """`error`, which IPython then shows without a traceback if it is one of ours or an interrupt. hint: a line more."""
+def brief(error: Raised) -> Raised:
+    """`error`, which IPython then shows without a traceback if it is one of ours or an interrupt."""
     if isinstance(error, LLMKernelError | KeyboardInterrupt) and not hasattr(error, "_render_traceback_"):
         name = "KeyboardInterrupt" if isinstance(error, KeyboardInterrupt) else type(error).__name__
-        setattr(error, "_render_traceback_", lambda: [f"{name}: {clean_text(str(error))}", *([hint] if hint else [])])  # noqa: B010 - IPython's protocol
+        setattr(error, "_render_traceback_", lambda: [f"{name}: {clean_text(str(error))}"])  # noqa: B010 - IPython's protocol
     return error

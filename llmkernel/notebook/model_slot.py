@@ -1,6 +1,7 @@
 """ModelSlot: one model of a session: its engine, from the start of the load to the end of the process."""
 
 import asyncio
+import copy
 import time
 import weakref
 from collections import deque
@@ -84,8 +85,7 @@ class ModelSlot:
                 raise brief(EngineStartupError(f"The load of {self.name} was ended; load it again.")) from None
             raise
         except EngineStartupError as error:
-            more = f"%llm logs {self.name} shows what the engine wrote." if error.log_tail else ""
-            raise brief(error, more) from None
+            raise brief(_with_hint(error, self.name)) from None
         if self.ended:
             raise brief(EngineDeadError(f"{self.name} was unloaded; load it again."))
         return self.llm
@@ -162,3 +162,11 @@ class ModelSlot:
 
     def __repr__(self) -> str:
         return f"<ModelSlot {self.name}: {self.state}>"
+
+
+def _with_hint(error: EngineStartupError, name: str) -> EngineStartupError:
+    """A fresh `error`; where it is an exception of the engine's, not a mistake of the user's, with where to read on."""
+    fresh = copy.copy(error)
+    if error.remote_type and f": {error.remote_type}: " in str(error):
+        fresh.args = (f"{error} %llm logs {name} shows where.",)
+    return fresh
