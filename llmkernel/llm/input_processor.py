@@ -90,7 +90,7 @@ class InputProcessor:
     def render_chat(self, chat: ChatPrompt) -> TokenizedPrompt:
         """Text and ids of a conversation; the template writes the special tokens, so encoding adds none."""
         tokenizer = self._require_tokenizer()
-        source = chat.chat_template or tokenizer.chat_template
+        source = self._template_source(chat)
         if not source:
             raise InvalidRequestError(
                 f"{self._facts.model.name} has no chat template (a base model?): send the text as it is (--raw, or"
@@ -112,6 +112,16 @@ class InputProcessor:
             **(chat.variables or {}),
         )
         return TokenizedPrompt(text, tokenizer.encode(text, add_special_tokens=False))
+
+    def _template_source(self, chat: ChatPrompt) -> str | None:
+        """The template given, by its text or its name; else the model's: for tools a special one, if there is one."""
+        facts = self._require_tokenizer().facts
+        named: dict[str, str | None] = dict(facts.named_chat_templates)
+        if named:
+            named["default"] = facts.chat_template
+        if chat.chat_template:
+            return named.get(chat.chat_template, chat.chat_template)
+        return named.get("tool_use", facts.chat_template) if chat.tools is not None else facts.chat_template
 
     def special_tokens_in(self, messages: Sequence[Mapping[str, Any]]) -> list[str]:
         """Special tokens whose text stands in a message: they will be encoded as the special token."""

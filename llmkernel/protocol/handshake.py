@@ -92,9 +92,9 @@ EngineMessage = Hello | Progress | Ready | StartupFailed
 class TokenizerFacts(msgspec.Struct, omit_defaults=True):
     """The tokenizer of the loaded model, enough to build it with `tokenizers` and jinja2 alone.
 
-    json or path: the tokenizer.json, as text or as a file (one of them). add_bos_token / add_eos_token: what encoding a plain
-    prompt adds (special ids of the post-processor are in the JSON itself). special_tokens: name -> text,
-    e.g. {"bos_token": "<s>"}. chat_template: jinja source, None for a base model.
+    json or path: the tokenizer.json, as text or as a file (one of them). special_tokens: name -> text,
+    e.g. {"bos_token": "<s>"}. chat_template: jinja source, None for a base model. named_chat_templates: further ones by
+    name, such as "tool_use".
     """
 
     json: str | None = None
@@ -104,14 +104,16 @@ class TokenizerFacts(msgspec.Struct, omit_defaults=True):
     bos_token_id: int | None = None
     eos_token_id: int | None = None
     pad_token_id: int | None = None
+    named_chat_templates: dict[str, str] = {}
 
 
 class ModelFacts(msgspec.Struct, omit_defaults=True):
     """What was loaded, as `%llm status` tells it.
 
     name: as asked for. source: file, folder or Hub id with revision. implementation: "transformers" or "fused".
-    vocab_size: ids the model can emit. max_position: its own context limit in tokens. generation_defaults: temperature, top_p, top_k ...
-    of generation_config. stop_token_ids: end tokens beyond eos_token_id. weights_bytes: memory of the weights.
+    vocab_size: ids the model can emit. max_position: its own context limit in tokens. generation_defaults:
+    temperature, top_p, top_k ... of generation_config. stop_token_ids: end tokens beyond eos_token_id.
+    weights_bytes: memory of the weights.
     notes: things worth saying once ("Q4_1 is dequantised to float32"). identity: what an answer depends on:
     "weights" ("commit HEX", "sha256 HEX" or "sha256-of-ends HEX"), and versions by package; {} if nobody knows.
     """
@@ -136,7 +138,7 @@ class ModelFacts(msgspec.Struct, omit_defaults=True):
 class EngineCoreReadyResponse(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Registration message: the first thing a DEALER says to each client, so that the ROUTER knows its address.
 
-    max_model_len: tokens. num_gpu_blocks: blocks of the KV pool, the null block included (vLLM's name, whatever the device).
+    max_model_len: tokens. num_gpu_blocks: blocks of the KV pool, the null block included (vLLM's name, on any device).
     kv_cache_bytes: memory of the pool. kv_cache_size_tokens: tokens it holds. num_threads: torch threads of the engine.
     """
 

@@ -93,17 +93,21 @@ def _options(chance: random.Random) -> tuple[dict[str, Any], dict[str, Any]]:
     return options, variables
 
 
-def _both(source: str) -> tuple[InputProcessor, Any]:
-    """Ours, and transformers' tokenizer, around the same small vocabulary."""
+def _both(source: str, **named: str) -> tuple[InputProcessor, Any]:
+    """Ours, and transformers' tokenizer, around the same small vocabulary. named: further templates."""
     from transformers import PreTrainedTokenizerFast  # the reference
 
     backend = byte_level()
     eos = backend.token_to_id("</s>")
     facts = TokenizerFacts(
-        chat_template=source, special_tokens=SPECIAL, bos_token_id=backend.token_to_id("<s>"), eos_token_id=eos
+        chat_template=source,
+        special_tokens=SPECIAL,
+        bos_token_id=backend.token_to_id("<s>"),
+        eos_token_id=eos,
+        named_chat_templates=named,
     )
     theirs = PreTrainedTokenizerFast(tokenizer_object=byte_level(), **SPECIAL)
-    theirs.chat_template = source
+    theirs.chat_template = {"default": source, **named} if named else source
     return InputProcessor(EngineArgs(), ready_response(max_model_len=10**6), Tokenizer(backend, facts)), theirs
 
 
@@ -128,3 +132,17 @@ def test_it_equals_apply_chat_template(name: str) -> None:
         assert made.token_ids == theirs.apply_chat_template(messages, return_dict=False, **options, **variables)
         rendered += 1
     assert rendered >= 10, "the conversations suit the template"
+
+
+def test_a_template_is_chosen_as_transformers_chooses_it() -> None:
+    ours, theirs = _both("plain", tool_use="{{ tools | length }} tools", rag="{{ documents[0].title }}")
+    messages = [{"role": "user", "content": "Hi"}]
+    for options in (
+        {},
+        {"tools": TOOLS},
+        {"chat_template": "rag", "documents": [{"title": "t", "text": "x"}]},
+        {"chat_template": "{{ messages[0].content }}", "tools": TOOLS},
+        {"chat_template": "default", "tools": TOOLS},
+    ):
+        made = ours.tokenize(ChatPrompt(messages=messages, **options))  # type: ignore[arg-type]
+        assert made.text == theirs.apply_chat_template(messages, tokenize=False, **options), options

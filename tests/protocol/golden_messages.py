@@ -226,6 +226,7 @@ def _ready_response() -> EngineCoreReadyResponse:
             bos_token_id=1,
             eos_token_id=2,
             pad_token_id=3,
+            named_chat_templates={"tool_use": "{{ tools }}"},
         ),
         load_timings={"weights": 0.5},
     )

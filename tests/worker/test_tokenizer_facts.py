@@ -135,6 +135,15 @@ def test_the_chat_template(given: object, expected: str | None, tmp_path: Path) 
     assert _read(folder).chat_template == "from the file"
 
 
+def test_further_chat_templates_have_names(tmp_path: Path) -> None:
+    given = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": TEMPLATE}]
+    folder = _folder(tmp_path / "model", _backend(), {"chat_template": given})
+    assert _read(folder).named_chat_templates == {"tool_use": "t"}
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "rag.jinja").write_text("documents")
+    assert _read(folder).named_chat_templates == {"tool_use": "t", "rag": "documents"}
+
+
 def test_another_tokenizer_may_be_given_as_a_folder(tmp_path: Path) -> None:
     mute = _folder(tmp_path / "mute", None, model={"eos_token_id": 5})
     other = _folder(tmp_path / "other", _backend("<|im_end|>"), {"chat_template": "x"})

@@ -23,7 +23,7 @@ __all__ = ["REPO_ID", "fetch", "find_cached", "select_files", "tokenizer_files"]
 
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
-_SMALL = re.compile(r"[^/]+\.(json|jinja|tiktoken|model)|vocab\.txt|merges\.txt")
+_SMALL = re.compile(r"[^/]+\.(json|jinja|tiktoken|model)|vocab\.txt|merges\.txt|additional_chat_templates/[^/]+\.jinja")
 _CODE = re.compile(r"[^/]+\.py")
 _POLL_SECONDS = 0.2
 _TIMEOUT = 20.0

@@ -36,14 +36,16 @@ def read_tokenizer_facts(files: ModelFiles, args: EngineArgs) -> TokenizerFacts:
     fallback = _optional(files.folder / "config.json") | _optional(files.folder / "generation_config.json")
     ids = {name: _token_id(tokenizer, special, fallback, name) for name in ("bos", "eos", "pad")}
     changed = _add_lacking(tokenizer, special)
+    templates = _chat_templates(folder, config)
     return TokenizerFacts(
         json=tokenizer.to_str() if changed else None,
         path=None if changed else str(path),
-        chat_template=_chat_template(folder, config),
+        chat_template=templates.pop("default", next(iter(templates.values()), None)),
         special_tokens=special,
         bos_token_id=ids["bos"],
         eos_token_id=ids["eos"],
         pad_token_id=ids["pad"],
+        named_chat_templates=templates,
     )
 
 
@@ -130,16 +132,18 @@ def _add_lacking(tokenizer: Tokenizer, special: dict[str, str]) -> bool:
     return bool(lacking)
 
 
-def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
-    """chat_template.jinja, else tokenizer_config.json's (of several, the default one), None for a base model."""
-    jinja = folder / "chat_template.jinja"
-    if jinja.exists():
-        return jinja.read_text(encoding="utf-8")
+def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Chat templates by name, the usual one as "default": from files, else from tokenizer_config.json; {} for a base
+    model."""
     given = config.get("chat_template")
     if isinstance(given, list):
-        named = {entry.get("name"): entry.get("template") for entry in given if isinstance(entry, dict)}
-        given = named.get("default") or next(iter(named.values()), None)
-    return given if isinstance(given, str) else None
+        given = {one.get("name"): one.get("template") for one in given if isinstance(one, dict)}
+    elif not isinstance(given, dict):
+        given = {"default": given}
+    files = [(path.stem, path) for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))]
+    files.append(("default", folder / "chat_template.jinja"))
+    found = given | {name: path.read_text(encoding="utf-8") for name, path in files if path.exists()}
+    return {name: source for name, source in found.items() if isinstance(name, str) and isinstance(source, str)}
 
 
 def _optional(path: Path) -> dict[str, Any]:
