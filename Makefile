@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install demo lab test test-browser check rows bench soak clean
+.PHONY: help install demo lab test test-browser extension check rows bench soak clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,7 +27,14 @@ lab: install  ## open the notebooks in JupyterLab
 test: install  ## every test but the long sweeps
 	$(PYTEST) -m "not soak and not browser"
 
-test-browser: install  ## the views in a real JupyterLab and Notebook 7; needs Chromium (apt-get install chromium)
+STREAM := llmkernel/notebook/static/stream.js
+$(STREAM): $(shell find extension/src -type f) extension/build.mjs extension/package-lock.json
+	if command -v npm >/dev/null; then cd extension && npm ci --no-audit --no-fund && npm run build; else test -f $@; fi
+
+extension: $(STREAM)  ## build the browser half, check its types, run its tests (needs npm)
+	cd extension && npm run check && npm test
+
+test-browser: install $(STREAM)  ## the views in a real JupyterLab and Notebook 7; needs Chromium (apt-get install chromium)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
 	$(PYTEST) tests/browser -m "not soak"
 

@@ -1,0 +1,33 @@
+"""notebooks/many_requests.ipynb and sampling_and_logprobs.ipynb run from top to bottom on the default model."""
+
+import re
+
+import pytest
+
+from tests.notebook.run_notebook import output_text, run_notebook
+
+
+@pytest.mark.timeout(300)
+def test_many_requests() -> None:
+    notebook = run_notebook("many_requests.ipynb", timeout=240)
+    assert re.findall(r"^\[\d\]$", output_text(notebook, "n"), re.MULTILINE) == ["[1]", "[2]", "[3]", "[4]"]
+    table = output_text(notebook, "table").splitlines()
+    assert len(table) == 4 and "why does a cow live nea" in table[0]
+    assert re.search(r"^g\d+ +smollm2 +running", output_text(notebook, "ps"), re.MULTILINE)
+    assert output_text(notebook, "stop").startswith("Stopped g")
+    assert output_text(notebook, "partial") == "cancelled True\n"
+    assert output_text(notebook, "iterate").endswith("pieces, 2 answers\n")
+    side_by_side = output_text(notebook, "models")
+    assert side_by_side.startswith("smollm2\n") and "\nparrot\n" in side_by_side
+    assert "[1] In one sentence: why does a cow" in output_text(notebook, "show")
+    assert "widgets" not in notebook.metadata
+
+
+@pytest.mark.timeout(300)
+def test_sampling_and_logprobs() -> None:
+    notebook = run_notebook("sampling_and_logprobs.ipynb", timeout=240)
+    for cell in ("same", "narrow", "sum"):
+        assert output_text(notebook, cell) == "True\n", cell
+    read = output_text(notebook, "logprobs-read").splitlines()
+    assert len(read) == 5 and all(line.count("%") == 3 for line in read)
+    assert output_text(notebook, "compare-read").count("per token") == 4
