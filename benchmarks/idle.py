@@ -1,6 +1,6 @@
 """What a notebook with a loaded model costs while nobody asks anything: CPU time and wake-ups of kernel and engine.
 
-Beside them a kernel without llmkernel, for comparison. Promised: less than 1 % of a core for both. Wake-ups are those of
+Beside them a kernel without llmkernel, to compare with. Promised: under 1 % of a core for both. Wake-ups are those of
 the main threads.
 """
 
