@@ -40,7 +40,8 @@ def _model(slot: "ModelSlot", is_default: bool) -> str:
         return load_line(slot)
     head = f"{slot.name}{' (default)' if is_default else ''}: {slot.state}"
     if slot.state != "ready" or slot.facts is None:
-        return f"{head}, {slot.llm.dead_error}" if slot.state == "dead" else head
+        again = f"(%llm restart {slot.name} starts it again)"
+        return f"{head} {again}: {slot.llm.dead_error}" if slot.state == "dead" else head
     lines = [f"{head}, {model_line(slot.facts)}"]
     process = slot.process
     if process is not None:
