@@ -29,7 +29,7 @@ __all__ = [
     "TokenizerFacts",
 ]
 
-STAGES = ("spawned", "importing", "download", "convert", "weights", "kv cache", "warm-up", "ready")
+STAGES = ("spawned", "download", "convert", "importing", "weights", "kv cache", "warm-up", "ready")
 """Stages of a load, in order; `download` and `convert` only when they are needed."""
 
 

@@ -1,5 +1,7 @@
 """The worker from start to shutdown: stages, facts, calls by name, faults that cost one request."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,6 +81,33 @@ def test_quantization_that_cannot_be_is_refused(quantization: str, folder: Path,
         worker = Worker(EngineArgs.from_options(str(folder), **options, **more), reports)
         with pytest.raises(UnsupportedFeatureError, match=f"quantization = '{quantization}' {reason}"):
             worker.start()
+
+
+_REFUSED = """
+import sys
+from llmkernel.config import EngineArgs
+from llmkernel.engine.worker.worker import Worker
+from llmkernel.errors import LLMKernelError
+for model in sys.argv[1:]:
+    try:
+        Worker(EngineArgs(model=model), lambda *_: None).start()
+    except LLMKernelError as error:
+        print(error)
+assert "torch" not in sys.modules
+"""
+
+
+def test_a_wrong_name_or_file_need_not_wait_for_torch(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "short.gguf").write_bytes(b"GGUF\x03\0\0\0")
+    (tmp_path / "notes.txt").write_text("no model")
+    models = ["smolm2", "./nowhere.gguf", *(str(tmp_path / name) for name in ("empty", "short.gguf", "notes.txt"))]
+    done = subprocess.run(
+        [sys.executable, "-c", _REFUSED, *models], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    signs = ["did you mean 'smollm2'?", "no such folder or file", "no config.json", "truncated", "not a GGUF file"]
+    assert [sign for sign, line in zip(signs, done.stdout.splitlines(), strict=True) if sign in line] == signs
 
 
 def test_memory_is_checked_before_weights_are_read(

@@ -1,4 +1,4 @@
-"""The load of a model, from its name to a runner: files, checks, weights, KV pool, proof. Importing this imports torch.
+"""The load of a model, from its files to a runner: checks, weights, KV pool, proof. Importing this imports torch.
 
 What is refused is refused as early as it can be known: architecture and memory before any weight is read. transformers
 is imported only for models that the fused decoder does not run.
@@ -23,7 +23,6 @@ from llmkernel.engine.worker.logits_processors.loader import load_logits_process
 from llmkernel.engine.worker.memory import KVPlan, available_memory, plan_kv_cache
 from llmkernel.engine.worker.model_files import ModelFiles
 from llmkernel.engine.worker.model_runner import ModelRunner
-from llmkernel.engine.worker.model_source import resolve_model
 from llmkernel.engine.worker.models.decoder_config import NotFused
 from llmkernel.engine.worker.models.fused_load import FusedLoad
 from llmkernel.engine.worker.models.runnable import Runnable
@@ -50,12 +49,11 @@ class ReadyModel:
 
 
 @torch.inference_mode()
-def load(args: EngineArgs, report: ReportProgress) -> ReadyModel:
-    """Load, check and prove the model of `args`. Sets the number of torch threads of this process."""
+def load(files: ModelFiles, args: EngineArgs, report: ReportProgress) -> ReadyModel:
+    """Load, check and prove the model in `files` as `args` say. Sets the number of torch threads of this process."""
     machine = _Machine(args)
     torch.set_num_threads(machine.num_threads)
     processors = load_logits_processors(args, machine.device)
-    files = resolve_model(args, report)
     way = _choose(files, args, machine, report)
     report("weights", 0, 0, files.name)
     memory = _Memory(files.name, way.limit, args, machine)

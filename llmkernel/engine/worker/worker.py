@@ -10,6 +10,7 @@ from llmkernel.config import EngineArgs
 from llmkernel.engine.executor_facts import ExecutorFacts, ReportProgress
 from llmkernel.engine.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from llmkernel.engine.worker.memory import available_memory, resident_memory
+from llmkernel.engine.worker.model_source import resolve_model
 from llmkernel.errors import LLMKernelError
 
 if TYPE_CHECKING:
@@ -29,10 +30,11 @@ class Worker:
 
     def start(self) -> ExecutorFacts:
         """Everything between nothing and the first step. Raises what the user can act on, in one line."""
+        files = resolve_model(self._args, self._clock.report)  # first: a wrong name or file need not wait for torch
         self._clock.report("importing", 0, 0, "torch")
         from llmkernel.engine.worker.loading import load  # imports torch: a second, a stage of the load
 
-        ready = load(self._args, self._clock.report)
+        ready = load(files, self._args, self._clock.report)
         facts = dataclasses.replace(ready.facts, load_timings=self._clock.stop())
         self._ready = dataclasses.replace(ready, facts=facts)
         return facts
