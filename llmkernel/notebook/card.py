@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -33,7 +33,7 @@ class Card(dict[str, Any]):
             lines += [
                 f"model         {name}: {model['source']}, {model['architecture']} ({model['implementation']})",
                 f"weights       {model['weights'] or 'unknown'}",
-                f"arithmetic    {model['dtype']} on {model['device']}, quantization {model['quantization']}",
+                f"arithmetic    {_arithmetic(model)}",
                 f"versions      {versions or 'unknown'}",
             ]
         for request in self["requests"]:
@@ -111,6 +111,14 @@ def _request(row: "GenerationRow") -> dict[str, Any]:
             for answer in row.answers
         ],
     }
+
+
+def _arithmetic(model: Mapping[str, Any]) -> str:
+    """With a caution: short numbers round differently with what else is computed in the same step, and a draw may fall
+    differently then."""
+    line = f"{model['dtype']} on {model['device']}, quantization {model['quantization']}"
+    exact = model["dtype"] in ("float32", "none")
+    return line if exact else f"{line}; not always the same tokens again, float32 has them"
 
 
 def _shown(prompt: str | None) -> str:

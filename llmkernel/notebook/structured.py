@@ -15,13 +15,14 @@ _KINDS = ("json_schema", "json_object", "regex", "choice", "grammar")
 def structured_outputs(options: Mapping[str, Any]) -> StructuredOutputsParams | None:
     """The constraint that `options` name; None if they name none, InvalidRequestError if they name several.
 
-    json_schema: a dict, JSON text, a pydantic model or a pydantic TypeAdapter.
+    json_schema: a dict, JSON text, a pydantic model or a pydantic TypeAdapter. Objects get the properties that it names
+    and no others, unless it says something about others: a small model would think of more for ever.
     """
     kind = _kind(options)
     if kind is None:
         return None
     if kind == "json_schema":
-        return StructuredOutputsParams(json=_schema(options[kind]))
+        return StructuredOutputsParams(json=_schema(options[kind]), disable_additional_properties=True)
     if kind == "choice" and isinstance(options[kind], str):
         return StructuredOutputsParams(choice=[options[kind]])
     return StructuredOutputsParams(**{kind: options[kind]})
@@ -29,7 +30,7 @@ def structured_outputs(options: Mapping[str, Any]) -> StructuredOutputsParams | 
 
 def parsed_answer(options: Mapping[str, Any], text: str) -> Any:
     """A whole answer as data: JSON as Python values, or as an instance of the pydantic model that was asked for; other
-    kinds as they are. None if it is not whole, or nothing was asked for."""
+    kinds as they are. None if it is not whole, if the model's own validators refuse it, or if nothing was asked for."""
     kind = _kind(options)
     if kind is None:
         return None
@@ -37,12 +38,12 @@ def parsed_answer(options: Mapping[str, Any], text: str) -> Any:
         return text
     try:
         value = json.loads(text)
-    except ValueError:
+        model = options.get("json_schema")
+        for validate in ("model_validate", "validate_python"):  # a pydantic model, a TypeAdapter
+            if callable(getattr(model, validate, None)):
+                return getattr(model, validate)(value)
+    except ValueError:  # no JSON, or what pydantic's own rules, beyond the schema, refuse
         return None
-    model = options.get("json_schema")
-    for validate in ("model_validate", "validate_python"):  # a pydantic model, a TypeAdapter
-        if callable(getattr(model, validate, None)):
-            return getattr(model, validate)(value)
     return value
 
 

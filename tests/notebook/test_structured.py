@@ -41,7 +41,7 @@ async def session() -> AsyncIterator[Session]:
 @pytest.mark.parametrize("schema", [SCHEMA, json.dumps(SCHEMA), Answer])
 def test_a_schema_may_be_a_dict_a_text_or_a_model(schema: Any) -> None:
     made = structured_outputs({"json_schema": schema})
-    assert made is not None and made.schema == SCHEMA
+    assert made is not None and made.schema == SCHEMA and made.disable_additional_properties
 
 
 def test_the_other_kinds() -> None:
@@ -116,3 +116,19 @@ async def test_params_hold_what_has_no_option_and_options_come_on_top(session: S
     assert sent.logit_bias == {97: 1.0} and len(generation.outputs) == 2
     endless = await session.generate("hi", raw=True, params={"max_tokens": None, "stop": ["a"]})
     assert endless.requests[0].sampling_params.stop == ["a"]  # type: ignore[union-attr]
+
+
+async def test_pydantic_models_and_type_adapters(session: Session) -> None:
+    pydantic = pytest.importorskip("pydantic")
+    city = pydantic.create_model("City", name=(str, ...), size=(int, ...))
+    generation = await session.generate("x", raw=True, json_schema=city, max_tokens=400)
+    if generation.outputs[0].finish_reason == "stop":
+        assert isinstance(generation.parsed, city) and set(generation.parsed.model_dump()) == {"name", "size"}
+    else:  # the fake model likes long words
+        assert generation.parsed is None
+    made = parsed_answer({"json_schema": city}, '{"name": "Rome", "size": 3}')
+    assert made == city(name="Rome", size=3)
+    adapter = pydantic.TypeAdapter(dict[str, int])
+    assert structured_outputs({"json_schema": adapter}).schema["type"] == "object"  # type: ignore[union-attr]
+    assert parsed_answer({"json_schema": adapter}, '{"a": 1}') == {"a": 1}
+    assert parsed_answer({"json_schema": city}, '{"name": 3}') is None
