@@ -57,15 +57,20 @@ def reference_answer(
 
 
 class RecordingExecutor(FakeExecutor):
-    """Keeps every step that it was given."""
+    """Keeps every step that it was given. num_raised: of how many it raised."""
 
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[SchedulerOutput] = []
+        self.num_raised = 0
 
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
         self.steps.append(step)
-        return super().execute_model(step)
+        try:
+            return super().execute_model(step)
+        except RuntimeError:
+            self.num_raised += 1
+            raise
 
 
 class Engine:
