@@ -2,7 +2,7 @@
 
     python -m benchmarks [NAME ...]    only these
 
-Each runs in a process of its own. Look at `load_average` before you quote anything: these are figures of a quiet machine.
+Each runs in a process of its own. Look at `load_average` before you quote anything: the machine should be quiet.
 """
 
 import json
