@@ -69,7 +69,8 @@ def test_killed_with_eight_streams_and_a_pending_call(kernel: Kernel) -> None:
     assert_partial(kernel)
     shown = kernel.run("eight").answers[0]["data"]["text/plain"]
     assert answer(3) in shown and "SIGKILL" in shown
-    assert "fake (default): dead (%llm restart fake starts it again): The engine died" in kernel.run("%llm status").stdout
+    status = kernel.run("%llm status").stdout
+    assert "fake (default): dead (%llm restart fake starts it again): The engine died" in status
     late = kernel.run("%generate --raw hello")
     assert late.ename == "EngineDeadError" and late.traceback.count("Traceback") == 0
     cell = kernel.run("%llm restart")

@@ -20,7 +20,7 @@ STAGES = {
     "load wait": ("fake:load_ms=60000", "%generate --raw hello", "to load"),
     "queue": ("fake:step_ms=10,max_model_len=40000,num_blocks=3000 --max-num-seqs 1", LONG, WAITING),
     "prefill": (
-        "fake:step_ms=40,max_model_len=4000,num_blocks=3000 --max-num-batched-tokens 16",
+        "fake:step_ms=40,max_model_len=4000,num_blocks=3000 --max-num-batched-tokens 16 --no-prefix-caching",
         "%generate --raw " + "a" * 3000,
         WAITING,
     ),
