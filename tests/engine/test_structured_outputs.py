@@ -149,9 +149,10 @@ class OneLetter(Grammar):
     def is_terminated(self) -> bool:
         return bool(self.said)
 
-    def accept_tokens(self, token_ids: Sequence[int]) -> bool:
+    def accept_tokens(self, token_ids: Sequence[int]) -> None:
         self.said += token_ids
-        return self.said == [97]
+        if self.said != [97]:
+            raise GrammarError("only the letter a is known")
 
     def validate_tokens(self, token_ids: Sequence[int]) -> list[int]:
         return [97] if not self.said and token_ids[:1] == [97] else []

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,6 +44,8 @@ class EngineRun:
         self.core = EngineCore(
             EngineArgs.from_options(str(model), **settings), UniProcExecutor(), lambda stage, *_: self._note(stage)
         )
+        self._compiled = threading.Event()
+        self.core.on_grammar_compiled = self._compiled.set
         self.num_preempted = 0
         self._count = 0
 
@@ -63,9 +66,16 @@ class EngineRun:
             request = make_request(f"r{self._count}", prompt, SamplingParams(max_tokens=max_tokens, **settings))
             self.core.add_request(self.core.preprocess_add_request(request))
             answers[request.request_id] = Answer()
-        while self.core.has_requests():
+        while self.core.has_unfinished_requests() or self.core.has_requests():
+            self.wait_for_grammars()
             self._take(self.core.step(), answers)
         return list(answers.values())
+
+    def wait_for_grammars(self) -> None:
+        """Block while all that there is waits for its grammar."""
+        self._compiled.clear()
+        if not self.core.has_requests():
+            assert self._compiled.wait(30)
 
     def _take(self, outputs: dict, answers: dict[str, Answer]) -> None:
         for batch in outputs.values():

@@ -29,8 +29,11 @@ class Grammar(abc.ABC):
         """Nothing can follow: the answer is complete, or an end token was accepted."""
 
     @abc.abstractmethod
-    def accept_tokens(self, token_ids: Sequence[int]) -> bool:
-        """Go on by these tokens. False: the grammar does not allow them, and is of no use any more."""
+    def accept_tokens(self, token_ids: Sequence[int]) -> None:
+        """Go on by these tokens.
+
+        GrammarError: they do not follow, or a limit is reached; the grammar is of no use any more.
+        """
 
     @abc.abstractmethod
     def validate_tokens(self, token_ids: Sequence[int]) -> list[int]:

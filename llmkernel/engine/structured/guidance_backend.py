@@ -41,8 +41,9 @@ class GuidanceGrammar(Grammar):
     def is_terminated(self) -> bool:
         return bool(self._matcher.is_stopped())
 
-    def accept_tokens(self, token_ids: Sequence[int]) -> bool:
-        return bool(self._matcher.consume_tokens(list(token_ids)))
+    def accept_tokens(self, token_ids: Sequence[int]) -> None:
+        if not self._matcher.consume_tokens(list(token_ids)):
+            raise GrammarError(_one_line(self._matcher.get_error()))
 
     def validate_tokens(self, token_ids: Sequence[int]) -> list[int]:
         return list(token_ids[: self._matcher.validate_tokens(list(token_ids))])
@@ -102,7 +103,9 @@ def _source(params: StructuredOutputsParams) -> str:
     if params.regex is not None:
         return str(LLMatcher.grammar_from_regex(params.regex))
     if params.choice is not None:
-        return str(LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(one) for one in params.choice)))
+        # One lexeme: thousands of choices as rules would be more than the parser takes in a row.
+        choices = " | ".join(json.dumps(one) for one in params.choice)
+        return str(LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}"))
     if params.grammar is not None:
         try:
             return str(LLMatcher.grammar_from_lark(any_to_lark(params.grammar)))
@@ -128,5 +131,7 @@ def _one_line(error: str) -> str:
     cause = _CAUSE.search(error)
     if cause is not None:
         return f"invalid regex: {cause.group(1)}"
-    line = _PLACE.sub("", error.partition("\n")[0]).partition(". Enable ")[0].rstrip(".:")
+    if "coerce_one_of" in error:
+        return "oneOf is supported where its branches exclude each other only; use anyOf"
+    line = _PLACE.sub("", error.partition("\n")[0]).rstrip(".:")
     return _DEAD_END if line in ("", "NoExtensionBias") else line

@@ -52,8 +52,10 @@ class StructuredRequest:
     def accept(self, token_id: int) -> bool:
         """Go on by one token; False, with `error`, if the grammar does not allow it."""
         assert self._grammar is not None
-        if self.error is None and not self._grammar.accept_tokens([token_id]):
-            self.error = f"Token {token_id} does not follow the grammar of structured_outputs."
+        try:
+            self._grammar.accept_tokens([token_id])
+        except GrammarError as error:
+            self.error = f"The grammar of structured_outputs cannot go on ({error}); make it simpler."
         return self.error is None
 
     def fill_bitmask(self, words: np.ndarray) -> None:
