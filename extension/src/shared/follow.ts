@@ -1,4 +1,13 @@
 const NEAR = 24;
+const grown = new Set<HTMLElement>();
+
+/** Heights are read before any of them is scrolled: one layout for all rows of a frame, not one for each. */
+function toTheEnd(): void {
+  const elements = [...grown];
+  grown.clear();
+  const heights = elements.map((element) => element.scrollHeight);
+  elements.forEach((element, index) => (element.scrollTop = heights[index]!));
+}
 
 /** Keeps a scrolling element at its end while text grows, unless the reader scrolled up. */
 export class Follow {
@@ -10,7 +19,9 @@ export class Follow {
 
   /** Call after the content has grown. */
   grown(): void {
-    if (this.following) this.element.scrollTop = this.element.scrollHeight;
+    if (!this.following) return;
+    if (grown.size === 0) queueMicrotask(toTheEnd);
+    grown.add(this.element);
   }
 
   dispose(): void {
