@@ -200,14 +200,15 @@ class Generation:
         return self.resubmit(self)
 
     def sent_prompts(self) -> list[Prompt]:
-        """The prompts as they were sent; InvalidRequestError if one was not."""
+        """The prompts as they were sent, those that were not as they were given; InvalidRequestError if none was."""
+        if all(row.sent is None for row in self.rows):
+            raise brief(InvalidRequestError(f"{self.id} brought nothing to run again; ask anew.", parameter="prompt"))
         prompts = []
         for first in range(0, len(self.rows), len(self.slots)):
             rows = self.rows[first : first + len(self.slots)]
             sent = {row.slot.name: row.sent for row in rows if row.sent is not None}
-            if len(sent) < len(rows):
-                raise brief(InvalidRequestError(f"{rows[0].request_id} brought nothing to run again; ask anew."))
-            prompts.append(dataclasses.replace(rows[0].prompt, again=sent))
+            again = sent if len(sent) == len(rows) else None
+            prompts.append(dataclasses.replace(rows[0].prompt, again=again))
         return prompts
 
     def to_dicts(self) -> list[dict[str, Any]]:

@@ -89,6 +89,13 @@ async def test_what_was_never_sent_cannot_be_run_again(fake: Session) -> None:
     assert "(token ids only)" in str(generation.card())
 
 
+async def test_of_many_those_that_were_never_sent_are_asked_as_they_were_given(fake: Session) -> None:
+    generation = await fake.generate(["a", "x" * 3000, "b"], raw=True, max_tokens=3)
+    again = await generation.rerun()
+    assert again.texts == generation.texts and again.texts[0]
+    assert [type(error).__name__ for error in again.errors] == ["NoneType", "InvalidRequestError", "NoneType"]
+
+
 async def test_many_ids_are_stored_as_their_hash(fake: Session) -> None:
     generation = await fake.generate("a b", raw=True, max_tokens=1)
     output = generation.requests[0]
