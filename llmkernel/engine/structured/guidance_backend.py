@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["GuidanceBackend", "GuidanceGrammar"]
 
+_PROBE = "a b"
+"""What every tokenizer must read as it is written."""
+
 _WHITESPACE = r"[ \t\n\r]{1,32}"
 """Between the parts of a JSON text unless a request says otherwise: room for indentation, and an end for models that
 would write blanks for ever."""
@@ -70,11 +73,16 @@ class GuidanceBackend(GrammarBackend):
         if facts.json is None and facts.path is None:
             raise GrammarError("the model has no tokenizer")
         text = facts.json if facts.json is not None else Path(str(facts.path)).read_text("utf-8")
-        # Never anything but JSON: llguidance takes other strings for names of files.
-        size = max(vocab_size, _highest_id(json.loads(text)) + 1)
+        description = json.loads(text)
+        description["decoder"] = _readable(description.get("decoder"))
+        size = max(vocab_size, _highest_id(description) + 1)
         self._limits = LLParserLimits(verbose_errors=False)
         try:
-            self._tokenizer = LLTokenizer(text, n_vocab=size, eos_token=list(end_token_ids) or None)
+            # Never anything but JSON: llguidance takes other strings for names of files.
+            self._tokenizer = LLTokenizer(json.dumps(description), n_vocab=size, eos_token=list(end_token_ids) or None)
+            found = self._tokenizer.decode_str(self._tokenizer.tokenize_str(_PROBE))
+            if found.strip() != _PROBE:
+                raise ValueError(f"it reads {_PROBE!r} as {found!r}")
         except Exception as error:  # llguidance raises what its parts raise
             raise GrammarError(
                 f"the model's tokenizer is of a kind that the grammar library cannot read ({_one_line(str(error))})"
@@ -116,6 +124,18 @@ def _source(params: StructuredOutputsParams) -> str:
     if not params.disable_any_whitespace:
         options["whitespace_pattern"] = params.whitespace_pattern or _WHITESPACE
     return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options))
+
+
+def _readable(decoder: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A decoder that llguidance understands: it takes "▁" for a space where a Replace says so, and not Metaspace."""
+    if decoder is None:
+        return None
+    if decoder["type"] == "Sequence":
+        return decoder | {"decoders": [_readable(one) for one in decoder["decoders"]]}
+    if decoder["type"] == "Metaspace":
+        replace = {"type": "Replace", "pattern": {"String": decoder["replacement"]}, "content": " "}
+        return {"type": "Sequence", "decoders": [replace, {"type": "ByteFallback"}, {"type": "Fuse"}]}
+    return decoder
 
 
 def _highest_id(tokenizer: dict[str, Any]) -> int:
