@@ -43,6 +43,8 @@ def main() -> None:
         "model": facts.model.name,
         "dtype": facts.model.dtype,
         "implementation": facts.model.implementation,
+        "notes": facts.model.notes,
+        "weights_bytes": facts.model.weights_bytes,
         "context": options.context,
         "new_tokens": options.tokens,
         "num_threads": facts.num_threads,
@@ -67,6 +69,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
     parser.add_argument("--implementation", default="auto", choices=["auto", "fused", "transformers"])
+    parser.add_argument("--implementation", default="auto", choices=["auto", "fused", "transformers"])
+    parser.add_argument("--quantization", default="auto", choices=["auto", "none", "int8", "int4"])
     parser.add_argument("--batches", default="1,4,16,64", type=lambda text: [int(part) for part in text.split(",")])
     parser.add_argument("--context", default=128, type=int, help="tokens of each prompt")
     parser.add_argument("--tokens", default=32, type=int, help="tokens generated per request and counted")
