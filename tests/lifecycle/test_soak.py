@@ -21,7 +21,9 @@ SLOPES = {60: 64.0, 600: 4.0}
 
 @pytest.mark.timeout(700)
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [60, pytest.param(600, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "seconds", [pytest.param(60, marks=pytest.mark.slow), pytest.param(600, marks=pytest.mark.soak)]
+)
 async def test_memory_is_flat_under_32_streams(seconds: int) -> None:
     async with fake_llm("step_ms=10,num_blocks=1200,max_model_len=2000") as llm:
         assert llm.facts is not None

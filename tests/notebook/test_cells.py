@@ -278,7 +278,6 @@ MISTAKES = [
     ("%llm config 5", "UsageError", "'5': write NAME=VALUE"),
     ("%llm show g999", "InvalidRequestError", "No generation is called 'g999'"),
     ("%llm fly", "UsageError", "Unknown verb 'fly'"),
-    ("%llm dashboard", "UsageError", "%llm dashboard comes later"),
 ]
 
 
