@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install demo lab test test-browser extension check rows bench soak clean
+.PHONY: help install demo lab test test-slow test-browser extension check rows bench soak clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -24,8 +24,11 @@ lab: install  ## open the notebooks in JupyterLab
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt jupyterlab
 	$(BIN)/jupyter lab --notebook-dir notebooks quickstart.ipynb
 
-test: install  ## every test but the long sweeps
-	$(PYTEST) -m "not soak and not browser"
+test: install  ## every test but the slow ones, the long sweeps and the browser's
+	$(PYTEST) -m "not slow and not soak and not browser"
+
+test-slow: install  ## tests that take a minute
+	$(PYTEST) -m "slow and not soak and not browser"
 
 STREAM := llmkernel/notebook/static/stream.js
 $(STREAM): $(shell find extension/src -type f) extension/build.mjs extension/package-lock.json
