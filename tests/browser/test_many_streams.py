@@ -26,7 +26,8 @@ def test_two_hundred_streams(open_notebook: OpenNotebook, front_end: str) -> Non
     notebook.start(3)
     rows = notebook.view(3).locator(".llmk-row")
     expect(rows).to_have_count(STREAMS)
-    notebook.page.wait_for_timeout(2500)
+    notebook.page.wait_for_timeout(5000)
+    notebook.page.evaluate("() => { window.sampling = false; }")  # the row that is watched leaves the screen
     last = rows.nth(STREAMS - 1)
     last.scroll_into_view_if_needed()
     caught_up = last.locator(".llmk-plain")
