@@ -69,7 +69,6 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
     parser.add_argument("--implementation", default="auto", choices=["auto", "fused", "transformers"])
-    parser.add_argument("--implementation", default="auto", choices=["auto", "fused", "transformers"])
     parser.add_argument("--quantization", default="auto", choices=["auto", "none", "int8", "int4"])
     parser.add_argument("--batches", default="1,4,16,64", type=lambda text: [int(part) for part in text.split(",")])
     parser.add_argument("--context", default=128, type=int, help="tokens of each prompt")
