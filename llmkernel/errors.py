@@ -4,7 +4,11 @@ Four families, by what the reader can do about them: the request is wrong (chang
 go on), the engine did not start (the cause is in the message), the engine is dead (load it again).
 """
 
+import itertools
+import linecache
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 __all__ = [
     "EngineDeadError",
@@ -19,8 +23,25 @@ __all__ = [
 ]
 
 
+_HERE = str(Path(__file__).parent)
+
+
 class LLMKernelError(Exception):
-    """Base of every error that llmkernel raises on purpose."""
+    """Base of every error that llmkernel raises on purpose.
+
+    In a notebook it is shown as its message and the caller's line: a traceback through our code would bury them.
+    """
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython's protocol: the lines to show in place of the traceback."""
+        lines = [f"{type(self).__name__}: {self}"]
+        calls = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(self.__traceback__)]
+        outside = list(itertools.takewhile(lambda call: not call[0].startswith(_HERE), calls))
+        if outside:
+            file, number = outside[-1]
+            where = f"{Path(file).name}, line" if Path(file).is_file() else "line"  # a cell is no file
+            lines.append(f"  {where} {number}: {linecache.getline(file, number).strip()}")
+        return lines
 
 
 class InvalidRequestError(LLMKernelError, ValueError):

@@ -12,7 +12,7 @@ Raised = TypeVar("Raised", bound=BaseException)
 
 def brief(error: Raised) -> Raised:
     """`error`, which IPython then shows without a traceback if it is one of ours or an interrupt."""
-    if isinstance(error, LLMKernelError | KeyboardInterrupt) and not hasattr(error, "_render_traceback_"):
+    if isinstance(error, LLMKernelError | KeyboardInterrupt) and "_render_traceback_" not in vars(error):
         name = "KeyboardInterrupt" if isinstance(error, KeyboardInterrupt) else type(error).__name__
         setattr(error, "_render_traceback_", lambda: [f"{name}: {clean_text(str(error))}"])  # noqa: B010 - IPython's protocol
     return error
