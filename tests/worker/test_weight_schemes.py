@@ -78,6 +78,7 @@ def test_blocks_of_a_file_are_kept_exactly(kind: Type, name: str, tmp_path: Path
 
 @needs_int4
 @pytest.mark.parametrize(("quantization", "said"), [("auto", "A copy in bfloat16"), ("int4", "kept as they are")])
+@pytest.mark.usefixtures("own_cache")
 def test_a_4_bit_file_runs_as_it_is(quantization: str, said: str, tmp_path: Path) -> None:
     tiny = families()["llama"]
     model = random_model(tiny)
@@ -101,6 +102,7 @@ def test_a_4_bit_file_runs_as_it_is(quantization: str, said: str, tmp_path: Path
 
 
 @needs_int4
+@pytest.mark.usefixtures("own_cache")
 def test_what_a_4_bit_file_holds_otherwise_is_said(tmp_path: Path) -> None:
     tiny = families()["llama"]
     write_gguf(tmp_path / "tiny.gguf", tiny, random_model(tiny), Type.Q8_0)
