@@ -1,5 +1,6 @@
 """The magics: %%generate, %%chat, their line forms, and %llm."""
 
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -288,6 +289,8 @@ class LLMMagics(Magics):
         if id.endswith(" --view"):
             options, id = {"view": True}, id.removesuffix("--view").strip()
         if (stored := self.session.stored(id or None)) is not None:
+            if self.session.journal is not None and stored.notebook != self.session.journal.notebook:
+                self._print(f"{stored.id} of another notebook, {time.strftime('%F %H:%M', time.localtime(stored.time))}:")
             stored.show()
             return
         if not self.session.generations and not id:
@@ -368,7 +371,7 @@ Options
 _LLM_HELP = "\n".join(
     [
         "%llm VERB ...",
-        *(f"  {verb:8}{words}" for verb, words in VERBS.items()),
+        *(f"  {verb:10}{words}" for verb, words in VERBS.items()),
         "",
         "Options of %llm load",
         help_text(LOAD),
