@@ -290,7 +290,8 @@ class LLMMagics(Magics):
             options, id = {"view": True}, id.removesuffix("--view").strip()
         if (stored := self.session.stored(id or None)) is not None:
             if self.session.journal is not None and stored.notebook != self.session.journal.notebook:
-                self._print(f"{stored.id} of another notebook, {time.strftime('%F %H:%M', time.localtime(stored.time))}:")
+                when = time.strftime("%F %H:%M", time.localtime(stored.time))
+                self._print(f"{stored.id} of another notebook, {when}:")
             stored.show()
             return
         if not self.session.generations and not id:
