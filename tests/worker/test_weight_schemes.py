@@ -16,7 +16,7 @@ from llmkernel.engine.worker.linear.int4_linear import Int4Linear, int4_works, q
 from llmkernel.engine.worker.linear.int8_linear import Int8Linear, int8_works
 from llmkernel.engine.worker.linear.linear import Linear, PlainLinear
 from llmkernel.engine.worker.linear.packed_linear import PackedLinear, packing_works
-from llmkernel.engine.worker.linear.rows_linear import RowsLinear, settle
+from llmkernel.engine.worker.linear.rows_linear import FEW_ROWS, RowsLinear
 from llmkernel.engine.worker.linear.scheme import DenseScheme, Int4Scheme
 from llmkernel.engine.worker.models.gguf_blocks import GGUFBlocks
 from tests.worker import tiny_models
@@ -136,14 +136,10 @@ def test_the_form_is_chosen_by_rows() -> None:
     scheme = Int4Scheme(lambda _: None, rounds=True, both=True)
     pair = scheme.linear(["w"], None, lambda: weight.bfloat16(), None)
     assert isinstance(pair, RowsLinear)
-    scheme.settle()
-    assert pair.limit == scheme.limit
-    pair.limit = 4
-    x = torch.randn(5, 64).bfloat16()
-    assert torch.equal(pair(x[:4]), pair.few(x[:4]))
+    x = torch.randn(FEW_ROWS + 1, 64).bfloat16()
+    assert torch.equal(pair(x[:FEW_ROWS]), pair.few(x[:FEW_ROWS]))
     assert torch.equal(pair(x), pair.many(x))
     assert pair.nbytes == pair.few.nbytes + pair.many.nbytes
-    assert settle([pair]) == pair.limit
     odd = Int4Scheme(lambda _: None, rounds=True, both=False)
     assert odd.linear(["w"], None, lambda: torch.randn(50, 64).bfloat16(), None).kind != "4-bit"
     assert odd.kept_dense == ["w"]

@@ -1,61 +1,28 @@
 """RowsLinear: two forms of one weight, chosen by the number of rows of a step. It takes the memory of both."""
 
-import time
-from collections.abc import Sequence
-
 import torch
 
 from llmkernel.engine.worker.linear.linear import Linear
 
-__all__ = ["RowsLinear", "settle"]
+__all__ = ["FEW_ROWS", "RowsLinear"]
 
-_ROWS = (1, 2, 4, 8, 12, 16, 32)
-_SAMPLE_BYTES = 512 * 2**20
-_ROUNDS = 2
+FEW_ROWS = 8
+"""Rows up to which torch's 4-bit kernel is faster than a packed dense one on processors with 16-bit dot products.
+
+Fixed, not measured at each load: the form decides the last bits of a logit, and a seed is to give the same text after
+every load on a machine.
+"""
 
 
 class RowsLinear(Linear):
-    """`few` for up to `limit` rows, `many` above. size: columns of the weight."""
+    """`few` for up to `limit` rows, `many` above."""
 
-    def __init__(self, few: Linear, many: Linear, size: int) -> None:
+    def __init__(self, few: Linear, many: Linear, limit: int = FEW_ROWS) -> None:
         self.kind = f"{few.kind} and {many.kind}"
         self.nbytes = few.nbytes + many.nbytes
         self.few = few
         self.many = many
-        self.size = size
-        self.limit = 0
+        self.limit = limit
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.few(x) if x.shape[0] <= self.limit else self.many(x)
-
-
-def settle(linears: Sequence[RowsLinear]) -> int:
-    """Set the limit of all to the number of rows up to which `few` is faster, and return it. A tenth of a second.
-
-    All weights run one after the other, as in a step: one alone would stay in the cache, and tell of the cache.
-    """
-    sample, total = [], 0
-    for linear in linears:
-        if total < _SAMPLE_BYTES:
-            sample.append(linear)
-            total += linear.nbytes
-    limit = 0
-    for rows in _ROWS:
-        inputs = {size: torch.ones(rows, size, dtype=torch.bfloat16) for size in {linear.size for linear in sample}}
-        few = many = float("inf")
-        for _ in range(_ROUNDS):
-            few = min(few, _seconds([linear.few for linear in sample], [inputs[linear.size] for linear in sample]))
-            many = min(many, _seconds([linear.many for linear in sample], [inputs[linear.size] for linear in sample]))
-        if few > many:
-            break
-        limit = rows
-    for linear in linears:
-        linear.limit = limit
-    return limit
-
-
-def _seconds(linears: Sequence[Linear], inputs: Sequence[torch.Tensor]) -> float:
-    started = time.perf_counter()
-    for linear, x in zip(linears, inputs, strict=True):
-        linear(x)
-    return time.perf_counter() - started

@@ -8,7 +8,7 @@ from llmkernel.engine.worker.linear.int4_linear import GROUP, Int4Linear, Int4We
 from llmkernel.engine.worker.linear.int8_linear import Int8Linear
 from llmkernel.engine.worker.linear.kernel_choice import MakeLinear, dense_kernel
 from llmkernel.engine.worker.linear.linear import Linear
-from llmkernel.engine.worker.linear.rows_linear import RowsLinear, settle
+from llmkernel.engine.worker.linear.rows_linear import RowsLinear
 
 __all__ = ["DenseScheme", "Int4Scheme", "Int8Scheme", "WeightScheme"]
 
@@ -34,10 +34,6 @@ class WeightScheme:
         """The rows of these weights, one below the other, in `order`; `read` gives them dense."""
         return self.dense(read(), bias)
 
-    def settle(self) -> None:
-        """Called once all weights are there, before the first step."""
-
-
 DenseScheme = WeightScheme
 
 
@@ -51,7 +47,7 @@ class Int8Scheme(WeightScheme):
 class Int4Scheme(WeightScheme):
     """4-bit groups: `stored` finds them in a file (None: not stored so), the others are rounded if `rounds`.
 
-    both: a dense copy is kept as well, for steps of more than `limit` rows. rounded, kept_dense: names, for the notes.
+    both: a dense copy is kept as well, for steps of more than FEW_ROWS rows. rounded, kept_dense: names, for the notes.
     """
 
     def __init__(self, stored: Callable[[str], Int4Weight | None], *, rounds: bool, both: bool) -> None:
@@ -59,8 +55,6 @@ class Int4Scheme(WeightScheme):
         self._stored = stored
         self._rounds = rounds
         self._both = both
-        self._pairs: list[RowsLinear] = []
-        self.limit: int | None = None
         self.rounded: list[str] = []
         self.kept_dense: list[str] = []
 
@@ -71,11 +65,7 @@ class Int4Scheme(WeightScheme):
         few = Int4Linear(weight, bias)
         if not self._both:
             return few
-        self._pairs.append(RowsLinear(few, self.dense(read(), bias), weight.codes.shape[1]))
-        return self._pairs[-1]
-
-    def settle(self) -> None:
-        self.limit = settle(self._pairs) if self._pairs else None
+        return RowsLinear(few, self.dense(read(), bias))
 
     def _weight(self, names: list[str], order: torch.Tensor | None, read: Read) -> Int4Weight | None:
         parts = [self._stored(name) for name in names]

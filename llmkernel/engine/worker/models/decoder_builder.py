@@ -100,7 +100,6 @@ class _Build:
 
     def finish(self, layers: list[DecoderLayer]) -> BuiltDecoder:
         config, checkpoint = self._config, self._checkpoint
-        self._scheme.settle()
         own_head = "lm_head.weight" in checkpoint
         name = "lm_head.weight" if own_head else "model.embed_tokens.weight"
         weight = self._tensor(name)

@@ -8,6 +8,7 @@ import torch
 from llmkernel.config import EngineArgs, format_bytes
 from llmkernel.engine.worker.linear.int4_linear import int4_works
 from llmkernel.engine.worker.linear.int8_linear import int8_works
+from llmkernel.engine.worker.linear.rows_linear import FEW_ROWS
 from llmkernel.engine.worker.linear.scheme import DenseScheme, Int4Scheme, Int8Scheme, WeightScheme
 from llmkernel.engine.worker.model_files import ModelFiles
 from llmkernel.engine.worker.models.decoder_config import DecoderConfig
@@ -56,7 +57,7 @@ class WeightChoice:
             if self.kind == "both":
                 extra = format_bytes(_layer_numbers(config) * item)
                 said.append(
-                    f"A copy in bfloat16 ({extra}) serves steps of more than {scheme.limit} tokens; "
+                    f"A copy in bfloat16 ({extra}) serves steps of more than {FEW_ROWS} tokens; "
                     "quantization='int4' does without."
                 )
             return said
