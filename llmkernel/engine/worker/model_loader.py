@@ -51,8 +51,8 @@ def load_model(files: ModelFiles, args: EngineArgs, report: ReportProgress, *, a
     """
     if args.quantization in ("int8", "int4"):
         message = (
-            f"quantization = {args.quantization!r} needs the fused decoder, and {files.name} runs through transformers; "
-            "use 'auto' or 'none'."
+            f"quantization = {args.quantization!r} needs the fused decoder, but {files.name} runs through "
+            "transformers; use 'auto' or 'none'."
         )
         raise UnsupportedFeatureError(message, parameter="quantization", value=args.quantization)
     device = resolve_device(args)

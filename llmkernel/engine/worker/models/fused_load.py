@@ -1,5 +1,6 @@
 """FusedLoad: a model straight from config.json and safetensors into the fused decoder. Imports no transformers."""
 
+from collections.abc import Hashable
 from contextlib import ExitStack
 from typing import Any
 
@@ -75,7 +76,7 @@ class FusedLoad:
             *self._choice.notes(self._files, scheme, self.config, self._dtype.itemsize),
             f"Weights: {kept}.",
         ]
-        layers = {layer.index: layer for layer in self.config.layers}
+        layers: dict[Hashable, LayerSpec] = {layer.index: layer for layer in self.config.layers}
         return Runnable(
             model=built.model,
             layers=layers,
@@ -86,7 +87,7 @@ class FusedLoad:
             prove=lambda make_store: self._prove(built, layers, make_store),
         )
 
-    def _prove(self, built: BuiltDecoder, layers: dict[int, LayerSpec], make_store: MakeStore) -> None:
+    def _prove(self, built: BuiltDecoder, layers: dict[Hashable, LayerSpec], make_store: MakeStore) -> None:
         """A prompt in one piece and in chunks and single tokens must give the same; it also warms the kernels up."""
         ids = (torch.arange(_PROMPT_TOKENS) * 7919 + 11) % built.model.num_embeddings
         blocks = np.arange(1, 1 + -(-_PROMPT_TOKENS // _PROOF_BLOCK))
