@@ -33,6 +33,7 @@ def main() -> None:
         model=options.model,
         dtype=options.dtype,
         implementation=options.implementation,
+        quantization=options.quantization,
         num_threads=options.threads,
         max_num_seqs=256,
     )

@@ -9,6 +9,7 @@ from torch.nn import functional
 __all__ = ["AttentionContext", "LayerSpec", "attend", "batched_products_win"]
 
 _BATCHED_PRODUCT_KEYS = 512
+_QUERY_BLOCK = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,12 +63,16 @@ def attend(
 ) -> torch.Tensor:
     """softmax(query key^T) value with grouped heads: query [B, H, T, D], key [B, KH, C, D] -> [B, H, T, Dv].
 
-    mask: added to the scores, broadcastable to [B, 1, T, C]. causal: query t sees keys up to t (T == C, no mask).
+    mask: added to the scores, broadcastable to [B, 1, T, C]; it hides what comes after a query. causal: query t sees
+    keys up to t (T == C, no mask).
     """
     rows, _, tokens, _ = query.shape
     if layer.softcap is None and sinks is None:
         if tokens == 1 and batched_products_win(query.dtype, query.device, rows, key.shape[2]):
             return _attend_by_batched_products(query, key, value, layer, mask)
+        chunk = rows == 1 and tokens > 1 and (causal or mask is not None)
+        if chunk and batched_products_win(query.dtype, query.device, tokens, key.shape[2]):
+            return _attend_by_query_blocks(query, key, value, layer, mask)
         grouped = layer.num_heads != layer.num_kv_heads
         if grouped and tokens == 1:  # [B, KH, G, D]: each head of the group is one more query of its key
             query = query.reshape(rows, layer.num_kv_heads, -1, layer.key_size)
@@ -80,7 +85,7 @@ def attend(
 
 
 def batched_products_win(dtype: torch.dtype, device: torch.device, rows: int, length: int) -> bool:
-    """Whether one-token queries attend by batched products: in bfloat16 on a CPU, but for very little work.
+    """Whether `rows` queries of `length` keys attend by batched products: in bfloat16 on a CPU, but for little work.
 
     Measured 1.5 (4 rows of 160 keys) to 4 times (64 rows) as fast as torch's own kernel, if keys and values are dense;
     of a slice they are copied, and then it is half as fast. Callers that would slice must pad and mask instead.
@@ -103,6 +108,32 @@ def _attend_by_batched_products(
         scores = torch.baddbmm(hidden, query, keys, alpha=layer.scaling)
     out = torch.bmm(torch.softmax(scores, -1), value.reshape(rows * kv_heads, length, -1))
     return out.view(rows, heads, 1, -1)
+
+
+def _attend_by_query_blocks(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: LayerSpec, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """A chunk of one request: query [1, H, T, D], the last T of C positions; mask [T, C], none: causal.
+
+    Measured 2.0 to 2.6 times as fast as torch's fused kernel in bfloat16 without AMX (512 to 2,048 tokens).
+    """
+    heads, tokens, size = query.shape[1:]
+    kv_heads, length = key.shape[1], key.shape[2]
+    out = query.new_empty(1, heads, tokens, layer.value_size)
+    query = query[0] * layer.scaling
+    for first in range(0, tokens, _QUERY_BLOCK):
+        last = min(tokens, first + _QUERY_BLOCK)
+        seen = length - tokens + last
+        part = query[:, first:last].reshape(kv_heads, -1, size)
+        scores = torch.bmm(part, key[0, :, :seen].transpose(1, 2)).view(heads, last - first, seen)
+        if mask is None:
+            ahead = scores.new_full((last - first, last - first), -torch.inf).triu_(1)
+            scores[:, :, seen - (last - first) :].add_(ahead)
+        else:
+            scores.add_(mask[first:last, :seen])
+        weights = torch.softmax(scores, -1).view(kv_heads, -1, seen)
+        out[0, :, first:last] = torch.bmm(weights, value[0, :, :seen]).view(heads, last - first, -1)
+    return out
 
 
 def _attend_by_matmul(
