@@ -90,6 +90,7 @@ class Play:
             priority=priority,
             cache_salt=salt,
             client_index=len(self.expected) % 3,
+            prompt_logprobs=1 if len(self.expected) % 4 == 0 else None,
         )
 
     def abort(self, names: list[str]) -> None:
@@ -130,6 +131,11 @@ class Play:
             self.check_answer(name, expected)
 
     def check_answer(self, name: str, expected: Expected) -> None:
+        told = [output.new_prompt_logprobs_tensors for output in self.engine.outputs[name]]
+        wanted = int(name[1:]) % 4 == 3 and bool(self.engine.tokens(name))
+        assert [one is not None for one in told] == [wanted and index == 0 for index in range(len(told))]
+        if wanted:
+            assert told[0].logprob_token_ids[:, 0].tolist() == expected.prompt[1:]
         tokens, last = self.engine.tokens(name), self.engine.last(name)
         if last.finish_reason is FinishReason.ABORT:
             assert expected.aborted
