@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llmkernel.client.attachment import RunningEngine
-from llmkernel.client.control_client import ControlClient
 from llmkernel.client.running_engines import find_engine, running_engines, stop_engine
 from llmkernel.config import format_bytes
 from llmkernel.errors import EngineDeadError, InvalidRequestError
@@ -71,10 +70,12 @@ def _logs(arguments: argparse.Namespace) -> int:
 
 def _row(engine: RunningEngine) -> tuple[str, ...]:
     try:
-        with ControlClient(engine.control_address) as control:
+        if not engine.has_control:
+            raise EngineDeadError
+        with engine.control() as control:
             status = control.status(ANSWER_SECONDS)
     except EngineDeadError:
-        state = "stuck" if (engine.run_path / "ctl").exists() else "starting"
+        state = "stuck" if engine.has_control else "starting"
         return (str(engine.pid), _model(engine), state, "", "", "", "", "", str(engine.owner_pid))
     return (
         str(status.pid),

@@ -8,6 +8,7 @@ import zmq.asyncio
 
 from llmkernel.client.control_client import STUCK_AFTER, EngineStuckError, pack_question, unpack_answer
 from llmkernel.protocol.control import Question
+from llmkernel.protocol.curve_key import CurveKey
 from llmkernel.protocol.transport import make_zmq_socket
 
 __all__ = ["ask"]
@@ -18,14 +19,15 @@ async def ask(
     question: Question,
     kind: type[Any] | None = None,
     timeout: float = STUCK_AFTER,  # noqa: ASYNC109 - what the exception speaks of
+    key: CurveKey | None = None,
 ) -> Any:
     """The engine's answer, of type `kind`. EngineStuckError after `timeout` seconds; InvalidRequestError if it refuses.
 
-    Owns its context, so that nobody who ends another one waits for this.
+    key: as ControlClient's. Owns its context, so that nobody who ends another one waits for this.
     """
     ctx = zmq.asyncio.Context()
     try:
-        socket = make_zmq_socket(ctx, address, zmq.DEALER, bind=False, linger=0)
+        socket = make_zmq_socket(ctx, address, zmq.DEALER, bind=False, linger=0, key=key)
         await socket.send_multipart(pack_question(question))
         async with asyncio.timeout(timeout):
             frames = await socket.recv_multipart()

@@ -125,7 +125,7 @@ class AsyncMPClient(MPClient):
         engine = self.running_engine
         if engine is None:
             raise EngineDeadError("This engine has no control channel; it was started by somebody else.")
-        pong: Pong = await ask(engine.control_address, Ping(), Pong, timeout)
+        pong: Pong = await ask(engine.control_address, Ping(), Pong, timeout, engine.key)
         return pong
 
     async def call_utility_async(

@@ -154,7 +154,11 @@ async def run_startup_task(state: AsyncState) -> None:
 async def _attach(state: AsyncState, attachment: Attachment) -> None:
     """Ask the engine for a place; _Ended if there is none, with the reason in `attachment.failure`."""
     assert state.ended is not None
-    question = ask(attachment.engine.control_address, attachment.question(), Attached)
+    engine = attachment.engine
+    address = (
+        engine.control_address if attachment.key is None else await asyncio.to_thread(lambda: engine.control_address)
+    )
+    question = ask(address, attachment.question(), Attached, key=attachment.key)
     asking = asyncio.ensure_future(question)
     try:
         await asyncio.wait([asking, state.ended], return_when=asyncio.FIRST_COMPLETED)

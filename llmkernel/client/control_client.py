@@ -21,6 +21,7 @@ from llmkernel.protocol.control import (
     Shutdown,
     Status,
 )
+from llmkernel.protocol.curve_key import CurveKey
 from llmkernel.protocol.transport import make_zmq_socket
 
 __all__ = ["STUCK_AFTER", "ControlClient", "EngineStuckError", "pack_question", "unpack_answer"]
@@ -44,11 +45,12 @@ class ControlClient:
     """Questions to the engine at `address`. Each has a socket of its own: threads share none. Use `with`.
 
     A method waits at most `timeout` seconds for its answer, then raises EngineStuckError; InvalidRequestError if the
-    engine refuses, with its reason.
+    engine refuses, with its reason. key: of the engine's run, where its address is tcp.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, key: CurveKey | None = None) -> None:
         self.address = address
+        self._key = key
         self._ctx = zmq.Context()
 
     def ping(self, timeout: float = STUCK_AFTER) -> Pong:
@@ -62,7 +64,7 @@ class ControlClient:
 
     def abort_soon(self, request_ids: list[str]) -> None:
         """As `abort`, without waiting for the answer: for a thread that must not be held up."""
-        with make_zmq_socket(self._ctx, self.address, zmq.DEALER, bind=False, linger=ABORT_LINGER_MS) as socket:
+        with self._connect(ABORT_LINGER_MS) as socket:
             socket.send_multipart(pack_question(Abort(request_ids)))
 
     def attach(self, client: Attach, timeout: float = STUCK_AFTER) -> int:
@@ -84,8 +86,11 @@ class ControlClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _connect(self, linger: int) -> "zmq.Socket[bytes]":
+        return make_zmq_socket(self._ctx, self.address, zmq.DEALER, bind=False, linger=linger, key=self._key)
+
     def _ask(self, question: Question, kind: type[Any] | None, timeout: float) -> Any:
-        with make_zmq_socket(self._ctx, self.address, zmq.DEALER, bind=False, linger=0) as socket:
+        with self._connect(linger=0) as socket:
             socket.send_multipart(pack_question(question))
             if not socket.poll(round(timeout * 1000)):
                 raise EngineStuckError.after(timeout)

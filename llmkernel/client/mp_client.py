@@ -21,6 +21,7 @@ from llmkernel.client.utility_calls import UtilityCalls
 from llmkernel.client.watched_process import WatchedProcess
 from llmkernel.config import EngineArgs
 from llmkernel.errors import EngineDeadError, EngineStartupError
+from llmkernel.protocol.curve_key import CurveKey
 from llmkernel.protocol.handshake import EngineAddresses, EngineCoreReadyResponse, EngineHandshakeMetadata, Progress
 from llmkernel.protocol.outputs import EngineCoreOutputs
 from llmkernel.protocol.pending import PendingMessages
@@ -28,7 +29,7 @@ from llmkernel.protocol.requests import EngineCoreRequestType, engine_identity
 from llmkernel.protocol.run_card import RunCard, write_private
 from llmkernel.protocol.run_directory import RunDirectory, sweep_dead
 from llmkernel.protocol.serial import MsgpackDecoder, MsgpackEncoder
-from llmkernel.protocol.transport import make_zmq_socket
+from llmkernel.protocol.transport import bound_address, make_zmq_socket
 
 __all__ = ["MPClient"]
 
@@ -64,6 +65,7 @@ class MPClient(EngineCoreClient):
         self.args = args
         self.log_stats = log_stats
         self._client_index = client_index
+        self._key: CurveKey | None = None
         self.client_count = client_count
         self.core_engine = engine_identity(0)
         self.encoder = MsgpackEncoder()
@@ -179,29 +181,37 @@ class MPClient(EngineCoreClient):
     ) -> EngineHandshakeMetadata:
         sweep_dead()
         run = self.resources.run_directory = RunDirectory()
-        addresses = EngineAddresses([run.address("in0")], [run.address("out0")])
-        self._bind(ctx, addresses.inputs[0], addresses.outputs[0])
-        self.resources.handshake_socket = make_zmq_socket(ctx, run.address("hs"), zmq.ROUTER, linger=0)
-        return EngineHandshakeMetadata(addresses, args, executor_class)
+        key = self._key = CurveKey.generate() if run.transport == "tcp" else None
+        input_address, output_address = self._bind(ctx, run.address("in0"), run.address("out0"), key)
+        self.resources.handshake_socket = make_zmq_socket(ctx, run.address("hs"), zmq.ROUTER, linger=0, key=key)
+        return EngineHandshakeMetadata(EngineAddresses([input_address], [output_address]), args, executor_class)
 
     def _bind_attached(self, ctx: "zmq.Context[Any]", engine: RunningEngine) -> None:
         try:
             attachment = self.resources.attachment = Attachment(engine)
-            self._bind(ctx, attachment.input_address, attachment.output_address)
+            addresses = self._bind(ctx, attachment.input_address, attachment.output_address, attachment.key)
+            attachment.bound(*addresses)
             self.resources.watch_process(AttachedProcess(engine.pid, engine.log_path))
         except (FileNotFoundError, ProcessLookupError, zmq.ZMQError) as error:
             raise EngineDeadError(f"The engine (process {engine.pid}) is gone; load the model again.") from error
 
-    def _bind(self, ctx: "zmq.Context[Any]", input_address: str, output_address: str) -> None:
-        self.resources.input_socket = make_zmq_socket(ctx, input_address, zmq.ROUTER, linger=0)
-        self.resources.output_socket = make_zmq_socket(ctx, output_address, zmq.PULL, linger=0, hwm=OUTPUT_HWM)
+    def _bind(
+        self, ctx: "zmq.Context[Any]", input_address: str, output_address: str, key: CurveKey | None = None
+    ) -> tuple[str, str]:
+        """Bind both; where they are then."""
+        router = self.resources.input_socket = make_zmq_socket(ctx, input_address, zmq.ROUTER, linger=0, key=key)
+        pull = make_zmq_socket(ctx, output_address, zmq.PULL, linger=0, hwm=OUTPUT_HWM, key=key)
+        self.resources.output_socket = pull
+        return bound_address(router), bound_address(pull)
 
     def _start_engine(self, metadata: EngineHandshakeMetadata) -> None:
         run = self.resources.run_directory
         assert run is not None
         write_private(run.file("init"), msgspec.msgpack.encode(metadata))
+        if self._key is not None:
+            write_private(run.file("key"), bytes(self._key))  # for guests: the engine hears it from us
         self.startup.progress(Progress("spawned"))
-        process = EngineProcess(run.address("hs"), run)
+        process = EngineProcess(bound_address(self.resources.handshake_socket), run, key=self._key)
         self.resources.watch_process(process)
         RunCard(process.pid, os.getpid(), self.args.model, time.time()).write(run)
 

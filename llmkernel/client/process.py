@@ -11,6 +11,7 @@ from collections.abc import Callable
 from llmkernel.client.environment import engine_environment
 from llmkernel.client.watched_process import WatchedProcess
 from llmkernel.logger import init_logger
+from llmkernel.protocol.curve_key import CurveKey
 from llmkernel.protocol.run_directory import RunDirectory
 
 __all__ = ["EngineProcess"]
@@ -25,14 +26,19 @@ class EngineProcess(WatchedProcess):
     """Starts the engine process at once; `shutdown` ends it.
 
     handshake_address: where the engine says HELLO. run: the run directory; the engine's stdout and stderr go to its
-    file `log`, which the engine keeps below 4 MiB. The lock is held to signal and to reap: a pid that is not reaped
-    cannot be another's. In a forked child of the owner every method that would touch the process does nothing.
+    file `log`, which the engine keeps below 4 MiB. key: of the run, where its sockets are tcp; the engine hears it
+    through its stdin. The lock is held to signal and to reap: a pid that is not reaped cannot be another's. In a forked
+    child of the owner every method that would touch the process does nothing.
     """
 
-    def __init__(self, handshake_address: str, run: RunDirectory, engine_index: int = 0) -> None:
+    def __init__(
+        self, handshake_address: str, run: RunDirectory, engine_index: int = 0, *, key: CurveKey | None = None
+    ) -> None:
         super().__init__(run.file("log"))
         self._owner_pid = os.getpid()
-        self._popen = self._start(handshake_address, run, engine_index)
+        self._popen = self._start(handshake_address, run, engine_index, with_key=key is not None)
+        if key is not None:
+            self._write(bytes(key))
         self.pid: int = self._popen.pid
         self._monitor = threading.Thread(target=self._watch, name="llmkernel-engine-monitor", daemon=True)
         self._monitor.start()
@@ -50,7 +56,7 @@ class EngineProcess(WatchedProcess):
             return 0
         held = self.memory()
         deadline = time.monotonic() + timeout
-        self._ask()
+        self._write(_QUIT)
         if not self.wait(timeout / 2):
             self._signal(self._popen.terminate)
             if not self.wait(max(0.0, deadline - time.monotonic())):
@@ -62,11 +68,15 @@ class EngineProcess(WatchedProcess):
             self._monitor.join(_KILL_WAIT)
         return held
 
-    def _start(self, handshake_address: str, run: RunDirectory, engine_index: int) -> "subprocess.Popen[bytes]":
+    def _start(
+        self, handshake_address: str, run: RunDirectory, engine_index: int, *, with_key: bool
+    ) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-P", "-m", "llmkernel.engine", "--handshake", handshake_address]
         command += ["--run-dir", str(run.path), "--parent-pid", str(os.getpid()), "--engine-index", str(engine_index)]
         if threading.current_thread() is threading.main_thread():
             command.append("--death-signal")  # it follows the thread that starts the process
+        if with_key:
+            command.append("--key-on-stdin")
         log = os.open(self.log_path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             return subprocess.Popen(
@@ -98,10 +108,11 @@ class EngineProcess(WatchedProcess):
             if not self._exited.is_set():
                 send()
 
-    def _ask(self) -> None:
+    def _write(self, message: bytes) -> None:
+        """Say something on the engine's stdin; it may be gone."""
         with self._lock, contextlib.suppress(OSError, ValueError):
             if self._popen.stdin is not None and not self._popen.stdin.closed:
-                self._popen.stdin.write(_QUIT)
+                self._popen.stdin.write(message)
 
     def _close_pipe(self) -> None:
         with self._lock, contextlib.suppress(OSError):

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from llmkernel.client.attachment import RunningEngine
-from llmkernel.client.control_client import ControlClient
 from llmkernel.errors import EngineDeadError, InvalidRequestError
 from llmkernel.protocol.process_handle import ProcessHandle
 from llmkernel.protocol.run_card import RunCard
@@ -52,7 +51,7 @@ def stop_engine(engine: RunningEngine, timeout: float = 5.0) -> int:
                 f"Process {engine.pid} is no engine any more; nothing was stopped.", parameter="pid"
             )
         held = _memory(engine.pid)
-        with contextlib.suppress(EngineDeadError), ControlClient(engine.control_address) as control:
+        with contextlib.suppress(EngineDeadError), engine.control() as control:
             control.shutdown(ANSWER_SECONDS)
             handle.wait(timeout)
         for number in (signal.SIGTERM, signal.SIGKILL):

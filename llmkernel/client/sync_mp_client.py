@@ -11,7 +11,6 @@ from typing import Any
 import zmq
 
 from llmkernel.client.attachment import Attachment, RunningEngine
-from llmkernel.client.control_client import ControlClient
 from llmkernel.client.mp_client import MPClient
 from llmkernel.client.output_receiver import QUEUE_LIMIT, OutputReceiver
 from llmkernel.client.resources import BackgroundResources
@@ -196,7 +195,7 @@ class _SyncState:
     def _attach(self, attachment: Attachment) -> None:
         """Ask the engine for a place; _Ended if there is none, with the reason in `attachment.failure`."""
         try:
-            with ControlClient(attachment.engine.control_address) as control:
+            with attachment.engine.control() as control:
                 attachment.client_index = control.attach(attachment.question())
         except (EngineDeadError, InvalidRequestError) as error:
             attachment.failure = str(error)

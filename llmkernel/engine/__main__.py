@@ -17,11 +17,15 @@ from llmkernel.engine.parent_watch import ParentWatch
 SWITCH_INTERVAL = 5e-5
 """Seconds after which the I/O threads hand the GIL back to the busy loop (cpu.md section 6)."""
 
+KEY_SIZE = 80
+"""Bytes of a CurveKey, which is not imported before the guards stand."""
+
 
 def main(argv: list[str] | None = None) -> None:
     options = _parse(argv)
     sys.setswitchinterval(SWITCH_INTERVAL)
     faulthandler.enable()
+    key = _read_key() if options.key_on_stdin else b""
     departure = Departure(options.parent_pid)
     departure.install_signals()
     watch = ParentWatch(
@@ -31,7 +35,7 @@ def main(argv: list[str] | None = None) -> None:
     _configure_logging()
     code = 1
     try:
-        code = _serve(options, departure)
+        code = _serve(options, departure, key)
     except SystemExit as left:  # SIGTERM while loading
         code = left.code if isinstance(left.code, int) else 0
     except Exception:  # the last word of this process goes to its log, then the exit code says the rest
@@ -42,19 +46,25 @@ def main(argv: list[str] | None = None) -> None:
         departure.exit(code)
 
 
-def _serve(options: argparse.Namespace, departure: Departure) -> int:
-    from llmkernel.protocol.run_directory import RunDirectory  # not before the guards stand
+def _serve(options: argparse.Namespace, departure: Departure, key_text: bytes) -> int:
+    from llmkernel.protocol.curve_key import CurveKey  # not before the guards stand
+    from llmkernel.protocol.run_card import write_private
+    from llmkernel.protocol.run_directory import RunDirectory
 
-    run = RunDirectory.join(options.run_dir)
+    key = CurveKey.parse(key_text) if key_text else None
+    run = RunDirectory.join(options.run_dir, "ipc" if key is None else "tcp")
     departure.on_exit(run.close)
     from llmkernel.engine.control_door import EngineDoor
     from llmkernel.engine.control_server import ControlServer
 
     door = EngineDoor(run, options.parent_pid, departure)
-    ControlServer(run.address("ctl"), door).start()  # before anything heavy is imported: it works while we load
+    control = ControlServer(run.address("ctl"), door, key)
+    control.start()  # before anything heavy is imported: it works while we load
+    if key is not None:
+        write_private(run.file("ctladdr"), control.address.encode())
     from llmkernel.engine.startup import run_engine
 
-    return run_engine(options.handshake, options.engine_index, run, departure, door)
+    return run_engine(options.handshake, options.engine_index, run, departure, door, key)
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
@@ -64,7 +74,16 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--parent-pid", type=int, required=True, help="pid of the owner")
     parser.add_argument("--engine-index", type=int, default=0)
     parser.add_argument("--death-signal", action="store_true", help="the owner's main thread started us")
+    parser.add_argument("--key-on-stdin", action="store_true", help="the key of the run comes first on stdin")
     return parser.parse_args(argv)
+
+
+def _read_key() -> bytes:
+    """What the owner writes first, never shown in argv or the environment; shorter if it is gone already."""
+    found = b""
+    while len(found) < KEY_SIZE and (more := os.read(sys.stdin.fileno(), KEY_SIZE - len(found))):
+        found += more
+    return found
 
 
 def _configure_logging() -> None:

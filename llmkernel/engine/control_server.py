@@ -25,7 +25,8 @@ from llmkernel.protocol.control import (
     Shutdown,
     Status,
 )
-from llmkernel.protocol.transport import make_zmq_socket
+from llmkernel.protocol.curve_key import CurveKey
+from llmkernel.protocol.transport import bound_address, make_zmq_socket
 
 __all__ = ["ControlDoor", "ControlServer"]
 
@@ -56,12 +57,15 @@ class ControlServer:
 
     Bytes that are no question are logged and dropped; a question that cannot be met is refused with its reason. The
     processes of attached clients are watched, and a client whose process has ended is detached.
+
+    key: of the run, where its sockets are tcp. address: where it is bound.
     """
 
-    def __init__(self, address: str, door: ControlDoor) -> None:
+    def __init__(self, address: str, door: ControlDoor, key: CurveKey | None = None) -> None:
         self._door = door
         self._ctx = zmq.Context()
-        self._socket = make_zmq_socket(self._ctx, address, zmq.ROUTER, linger=1000, router_mandatory=False)
+        self._socket = make_zmq_socket(self._ctx, address, zmq.ROUTER, linger=1000, router_mandatory=False, key=key)
+        self.address = bound_address(self._socket)
         self._end = make_zmq_socket(self._ctx, "inproc://end", zmq.PAIR)
         self._thread = threading.Thread(target=self._serve, name="llmkernel-control", daemon=True)
         self._decoder = msgspec.msgpack.Decoder(Question)

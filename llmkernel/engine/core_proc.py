@@ -17,6 +17,7 @@ from llmkernel.engine.input_sockets import InputSockets
 from llmkernel.engine.output_sender import OutputSender
 from llmkernel.errors import LLMKernelError
 from llmkernel.logger import init_logger
+from llmkernel.protocol.curve_key import CurveKey
 from llmkernel.protocol.handshake import EngineAddresses
 from llmkernel.protocol.outputs import EngineCoreOutputs, UtilityFailure, UtilityOutput, UtilityResult
 from llmkernel.protocol.requests import EngineCoreRequestType, EngineIdentity, engine_identity
@@ -36,18 +37,20 @@ class EngineCoreProc:
     """Owns the threads and queues around `core`. `run` is the life of the engine process after its start-up.
 
     core: has no sockets and is called from the main thread only, but for `preprocess_add_request`. addresses: one input
-    and one output per client, at the client's index.
+    and one output per client, at the client's index. key: of the run, where they are tcp.
     """
 
-    def __init__(self, core: EngineCore, addresses: EngineAddresses, engine_index: int = 0) -> None:
+    def __init__(
+        self, core: EngineCore, addresses: EngineAddresses, engine_index: int = 0, key: CurveKey | None = None
+    ) -> None:
         self.core = core
         self.engines_running = False  # data parallel: step even without requests of our own
         self.input_queue: queue.SimpleQueue[tuple[EngineCoreRequestType, Any]] = queue.SimpleQueue()
-        self.output_sender = OutputSender(addresses.outputs, engine_index, addresses.coordinator_output)
+        self.output_sender = OutputSender(addresses.outputs, engine_index, addresses.coordinator_output, key)
         core.on_grammar_compiled = lambda: self.input_queue.put((EngineCoreRequestType.WAKEUP, None))
         self.num_owner_clients = len(addresses.inputs)
         self._shutdown_requested = False
-        self._input_sockets = InputSockets(msgspec.msgpack.encode(core.ready), self._on_client_gone)
+        self._input_sockets = InputSockets(msgspec.msgpack.encode(core.ready), self._on_client_gone, key)
         self._input_ready = threading.Event()
         self._input_thread = threading.Thread(
             target=self._run_input_thread,

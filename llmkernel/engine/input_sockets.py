@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import zmq
 
+from llmkernel.protocol.curve_key import CurveKey
 from llmkernel.protocol.requests import EngineIdentity
 from llmkernel.protocol.transport import make_zmq_socket
 
@@ -20,10 +21,11 @@ class InputSockets:
     called on the input thread when nothing more will come from a client.
     """
 
-    def __init__(self, registration: bytes, on_detached: Callable[[int], None]) -> None:
+    def __init__(self, registration: bytes, on_detached: Callable[[int], None], key: CurveKey | None = None) -> None:
         self.clients: set[int] = set()
         self._identity: EngineIdentity = b""
         self._registration = registration
+        self._key = key
         self._on_detached = on_detached
         self._changes: queue.SimpleQueue[tuple[int, str | None]] = queue.SimpleQueue()  # None: detach
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -50,7 +52,9 @@ class InputSockets:
             for client_index, address in enumerate(addresses):
                 self._connect(client_index, address)
             if coordinator_address is not None:
-                xsub = make_zmq_socket(self._ctx, coordinator_address, zmq.XSUB, bind=False, identity=self._identity)
+                xsub = make_zmq_socket(
+                    self._ctx, coordinator_address, zmq.XSUB, bind=False, identity=self._identity, key=self._key
+                )
                 xsub.send(b"\x01")  # subscribe to everything
                 self._poller.register(xsub, zmq.POLLIN)
             yield
@@ -83,7 +87,9 @@ class InputSockets:
                     self._disconnect(client_index)
 
     def _connect(self, client_index: int, address: str) -> None:
-        dealer = make_zmq_socket(self._ctx, address, zmq.DEALER, bind=False, identity=self._identity, linger=0)
+        dealer = make_zmq_socket(
+            self._ctx, address, zmq.DEALER, bind=False, identity=self._identity, linger=0, key=self._key
+        )
         dealer.send(self._registration)  # a ROUTER cannot address whom it never heard
         self._poller.register(dealer, zmq.POLLIN)
         self._dealers[client_index] = dealer

@@ -13,6 +13,7 @@ import zmq
 
 from llmkernel.logger import init_logger
 from llmkernel.protocol.control import FIRST_ATTACHED
+from llmkernel.protocol.curve_key import CurveKey
 from llmkernel.protocol.output_backlog import OutputBacklog
 from llmkernel.protocol.outputs import (
     ENGINE_CORE_DEAD,
@@ -45,8 +46,13 @@ class OutputSender:
     """
 
     def __init__(
-        self, output_paths: Sequence[str], engine_index: int = 0, coord_output_path: str | None = None
+        self,
+        output_paths: Sequence[str],
+        engine_index: int = 0,
+        coord_output_path: str | None = None,
+        key: CurveKey | None = None,
     ) -> None:
+        self._key = key
         self.output_queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._parked = False
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -93,12 +99,16 @@ class OutputSender:
             stack.enter_context(self._wake_writer)
             ctx = stack.enter_context(zmq.Context())
             sockets = [
-                stack.enter_context(make_zmq_socket(ctx, path, zmq.PUSH, bind=False, linger=LINGER_MS, hwm=OUTPUT_HWM))
+                stack.enter_context(
+                    make_zmq_socket(ctx, path, zmq.PUSH, bind=False, linger=LINGER_MS, hwm=OUTPUT_HWM, key=self._key)
+                )
                 for path in output_paths
             ]
             lanes = {index: _Lane(push) for index, push in enumerate(sockets)}
             if coord_output_path is not None:
-                coordinator = make_zmq_socket(ctx, coord_output_path, zmq.PUSH, bind=False, linger=LINGER_MS)
+                coordinator = make_zmq_socket(
+                    ctx, coord_output_path, zmq.PUSH, bind=False, linger=LINGER_MS, key=self._key
+                )
                 lanes[-1] = _Lane(stack.enter_context(coordinator))
             writer = _Writer(max_reuse_bufs=len(sockets) + 1)
             while True:
@@ -107,7 +117,9 @@ class OutputSender:
                     _say_dead(lanes, writer, item, engine_index)
                     return
                 if isinstance(item, _Attach):
-                    push = make_zmq_socket(ctx, item.address, zmq.PUSH, bind=False, linger=LINGER_MS, hwm=OUTPUT_HWM)
+                    push = make_zmq_socket(
+                        ctx, item.address, zmq.PUSH, bind=False, linger=LINGER_MS, hwm=OUTPUT_HWM, key=self._key
+                    )
                     lanes[item.client_index] = _Lane(stack.enter_context(push))
                 elif isinstance(item, _Detach):
                     lanes.pop(item.client_index).socket.close(linger=0)

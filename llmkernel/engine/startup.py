@@ -17,6 +17,7 @@ from llmkernel.engine.core_proc import EngineCoreProc
 from llmkernel.engine.departure import Departure
 from llmkernel.engine.executor import resolve_executor_class
 from llmkernel.logger import init_logger
+from llmkernel.protocol.curve_key import CurveKey
 from llmkernel.protocol.handshake import (
     EngineHandshakeMetadata,
     EngineMessage,
@@ -48,12 +49,18 @@ class EngineHandshake:
     `report` may be called from any thread (a download has its own), everything else from the main one.
     """
 
-    def __init__(self, address: str, engine_index: int) -> None:
+    def __init__(self, address: str, engine_index: int, key: CurveKey | None = None) -> None:
         self._lock = threading.Lock()
         self._last: tuple[str, float] = ("", 0.0)
         self._ctx = zmq.Context()
         self._socket = make_zmq_socket(
-            self._ctx, address, zmq.DEALER, bind=False, identity=engine_identity(engine_index), linger=_LINGER_MS
+            self._ctx,
+            address,
+            zmq.DEALER,
+            bind=False,
+            identity=engine_identity(engine_index),
+            linger=_LINGER_MS,
+            key=key,
         )
 
     def hello(self, pid: int) -> None:
@@ -102,13 +109,18 @@ class EngineHandshake:
 
 
 def run_engine(
-    handshake_address: str, engine_index: int, run: RunDirectory, departure: Departure, door: EngineDoor
+    handshake_address: str,
+    engine_index: int,
+    run: RunDirectory,
+    departure: Departure,
+    door: EngineDoor,
+    key: CurveKey | None = None,
 ) -> int:
     """Start the engine that the owner describes at `handshake_address`, serve until the end; returns the exit code."""
-    with EngineHandshake(handshake_address, engine_index) as handshake:
+    with EngineHandshake(handshake_address, engine_index, key) as handshake:
         handshake.hello(os.getpid())
         try:
-            proc = _load(handshake, engine_index, run, door)
+            proc = _load(handshake, engine_index, run, door, key)
         except Exception as error:  # whatever ends a load is told to the owner, and with its traceback to the log
             logger.exception("The engine did not start.")
             handshake.failed(error)
@@ -120,7 +132,9 @@ def run_engine(
     return proc.run()
 
 
-def _load(handshake: EngineHandshake, engine_index: int, run: RunDirectory, door: EngineDoor) -> EngineCoreProc:
+def _load(
+    handshake: EngineHandshake, engine_index: int, run: RunDirectory, door: EngineDoor, key: CurveKey | None
+) -> EngineCoreProc:
     def report(stage: str, done: int = 0, total: int = 0, detail: str = "") -> None:
         door.progress(Progress(stage, done, total, detail))
         handshake.report(stage, done, total, detail)
@@ -130,6 +144,6 @@ def _load(handshake: EngineHandshake, engine_index: int, run: RunDirectory, door
     report("importing")
     executor_class = resolve_executor_class(init.executor_class)
     core = EngineCore(init.engine_args, executor_class(), report)
-    proc = EngineCoreProc(core, init.addresses, engine_index)
+    proc = EngineCoreProc(core, init.addresses, engine_index, key)
     proc.start_io_threads()
     return proc

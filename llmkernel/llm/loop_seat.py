@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmkernel.client.background_task import background_task
-from llmkernel.client.control_client import ControlClient
 from llmkernel.client.core_client import EngineCoreClient
 from llmkernel.config import EngineArgs
 from llmkernel.errors import EngineDeadError, EngineStartupError
@@ -141,7 +140,7 @@ class LoopSeat:
         engine = self.engine_core.running_engine  # type: ignore[attr-defined]  # of AsyncMPClient
         ids = self.output_processor.internal_ids(request_ids)
         if ids and engine is not None and not self.engine_core.engine_dead:
-            with ControlClient(engine.control_address) as control:
+            with engine.control() as control:
                 control.abort_soon(ids)
         if self.loop is not None:
             with contextlib.suppress(RuntimeError):  # it has closed, and the streams with it

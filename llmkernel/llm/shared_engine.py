@@ -3,7 +3,6 @@
 from typing import Any
 
 from llmkernel.client.attachment import RunningEngine
-from llmkernel.client.control_client import ControlClient
 from llmkernel.client.running_engines import find_engine
 from llmkernel.config import EngineArgs
 from llmkernel.errors import InvalidRequestError
@@ -18,7 +17,7 @@ def resolve_engine(engine: Any) -> tuple[RunningEngine, EngineArgs]:
     """
     if isinstance(engine, int) and not isinstance(engine, bool):
         found = find_engine(engine)
-        with ControlClient(found.control_address) as control:
+        with found.control() as control:
             described = control.status().engine_args
         if not described:
             raise InvalidRequestError(f"The engine {engine} has only just started; try again.", parameter="engine")

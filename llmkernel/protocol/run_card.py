@@ -14,7 +14,7 @@ CARD_NAME = "card"
 
 @dataclass(frozen=True)
 class RunCard:
-    """pid: of the engine. owner_pid: of the process that started it. model: as asked for. started: seconds since 1970."""
+    """pid: of the engine. owner_pid: of its owner. model: as asked for. started: seconds since 1970."""
 
     pid: int
     owner_pid: int

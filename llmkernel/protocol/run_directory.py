@@ -17,6 +17,7 @@ import time
 import weakref
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 from llmkernel.errors import LLMKernelError
 from llmkernel.logger import init_logger
@@ -56,16 +57,28 @@ class RunDirectory:
 
     base: the folder to make it in; None = `default_base()`. Closing removes the directory with all that is in it. In a
     forked child every method that would change something does nothing: the directory is the parent's.
+
+    transport: "ipc": the sockets are files in it. "tcp": they are ports, each protected by the run's key, because the
+    system has no such files (Windows), the path is too long for them, or LLMKERNEL_TRANSPORT=tcp says so.
     """
 
+    transport: Literal["ipc", "tcp"]
+
     def __init__(self, base: str | os.PathLike[str] | None = None) -> None:
-        folder = default_base() if base is None else Path(base)
-        _check_base(folder)
+        self.transport = "tcp" if _wants_tcp() else "ipc"
+        if base is None:
+            try:
+                folder = default_base(for_sockets=self.transport == "ipc")
+            except RunDirectoryError:
+                folder, self.transport = default_base(for_sockets=False), "tcp"
+        else:
+            folder = Path(base)
+            _check_base(folder, for_sockets=self.transport == "ipc")
         self._owns = True
         self._start(*_make_directory(folder))
 
     @classmethod
-    def join(cls, path: str | os.PathLike[str]) -> "RunDirectory":
+    def join(cls, path: str | os.PathLike[str], transport: Literal["ipc", "tcp"] = "ipc") -> "RunDirectory":
         """Hold the run at `path`, which another process made: it stays alive until this object is closed too.
 
         Closing removes the directory if nobody else holds it. RunDirectoryError if it is a link, of another owner, of
@@ -73,6 +86,7 @@ class RunDirectory:
         """
         run = cls.__new__(cls)
         run._owns = False
+        run.transport = transport
         folder = Path(path)
         check_private(folder)
         run._start(folder, _lock(folder, fcntl.LOCK_SH))
@@ -91,8 +105,8 @@ class RunDirectory:
         return self.path / name
 
     def address(self, name: str) -> str:
-        """ZMQ address of the socket `name`."""
-        return f"ipc://{self.file(name)}"
+        """ZMQ address to bind the socket `name` to. Where it is tcp any free port will do: ask `bound_address` then."""
+        return f"ipc://{self.file(name)}" if self.transport == "ipc" else "tcp://127.0.0.1:*"
 
     @property
     def closed(self) -> bool:
@@ -135,12 +149,15 @@ def _forget_runs_after_fork() -> None:
 os.register_at_fork(after_in_child=_forget_runs_after_fork)
 
 
-def default_base() -> Path:
-    """Where run directories are made: XDG_RUNTIME_DIR if it is private and short enough, else the temporary folder."""
+def default_base(*, for_sockets: bool = True) -> Path:
+    """Where run directories are made: XDG_RUNTIME_DIR if it is private and short enough, else the temporary folder.
+
+    for_sockets False: however long its path is.
+    """
     candidates = _candidates()
     for folder in candidates:
         try:
-            _check_base(folder)
+            _check_base(folder, for_sockets=for_sockets)
         except RunDirectoryError as error:
             logger.warning("%s Trying another folder.", error)
         else:
@@ -160,7 +177,7 @@ def live_runs(base: str | os.PathLike[str] | None = None) -> list[Path]:
 
 def sweep_dead(base: str | os.PathLike[str] | None = None) -> list[Path]:
     """Remove the run directories in `base` whose lock nobody holds; returns them. Live ones are never touched."""
-    folder = default_base() if base is None else Path(base)
+    folder = default_base(for_sockets=not _wants_tcp()) if base is None else Path(base)
     now = time.time()
     removed = []
     for path in sorted(folder.glob("llmk-*")):
@@ -218,7 +235,11 @@ def _is_alive(folder: Path) -> bool:
     return False
 
 
-def _check_base(folder: Path) -> None:
+def _wants_tcp() -> bool:
+    return os.name == "nt" or os.environ.get("LLMKERNEL_TRANSPORT") == "tcp"
+
+
+def _check_base(folder: Path, *, for_sockets: bool) -> None:
     """A base is private to us, or sticky like /tmp, where nobody can rename or remove what is ours."""
     try:
         status = folder.lstat()
@@ -227,7 +248,8 @@ def _check_base(folder: Path) -> None:
     sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX and status.st_uid in (0, os.geteuid())
     if not sticky:
         check_private(folder)
-    if not folder.is_absolute() or len(os.fsencode(folder)) + _LONGEST_TAIL >= MAX_IPC_PATH:
+    too_long = for_sockets and len(os.fsencode(folder)) + _LONGEST_TAIL >= MAX_IPC_PATH
+    if not folder.is_absolute() or too_long:
         raise RunDirectoryError(f"{folder} is not an absolute path that is short enough for sockets.")
 
 

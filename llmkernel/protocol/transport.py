@@ -5,6 +5,8 @@ from typing import Any, TypeVar
 
 import zmq
 
+from llmkernel.protocol.curve_key import CurveKey
+
 __all__ = ["MAX_IPC_PATH", "bound_address", "make_zmq_socket"]
 
 MAX_IPC_PATH = 100
@@ -29,6 +31,7 @@ def make_zmq_socket(
     linger: int | None = None,
     hwm: int = 0,
     router_mandatory: bool = True,
+    key: CurveKey | None = None,
 ) -> _Socket:
     """A socket of `ctx` (plain or asyncio), bound or connected to `path`; the caller owns it.
 
@@ -36,7 +39,8 @@ def make_zmq_socket(
     linger: milliseconds for which closing waits for unsent messages; None = ZMQ's default, without limit.
     hwm: messages that may wait in each direction, 0 = no limit; then the kernel's buffers are enlarged too, on
     machines with much memory. router_mandatory: a ROUTER raises EHOSTUNREACH when it sends to a peer that it does not
-    know, instead of dropping the message.
+    know, instead of dropping the message. key: protects a tcp socket from the other users of this machine; not used
+    elsewhere.
 
     Paths: ipc:// of at most MAX_IPC_PATH bytes, inproc://, and tcp:// on 127.0.0.1 only. ValueError for others.
     """
@@ -50,7 +54,10 @@ def make_zmq_socket(
             socket.setsockopt(zmq.IDENTITY, identity)
         if linger is not None:
             socket.setsockopt(zmq.LINGER, linger)
-        if socket_type not in _CONNECTING if bind is None else bind:
+        binds = socket_type not in _CONNECTING if bind is None else bind
+        if key is not None and path.startswith("tcp:"):
+            key.protect(socket, bind=binds)
+        if binds:
             socket.bind(path)
         else:
             socket.connect(path)

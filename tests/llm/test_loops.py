@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from llmkernel.client.control_client import ControlClient
 from llmkernel.config import EngineArgs
 from llmkernel.errors import EngineDeadError, EngineStartupError
 from llmkernel.llm.async_llm import AsyncLLM
@@ -31,7 +30,7 @@ async def last_text(llm: AsyncLLM, prompt: str, count: int = 10) -> str:
 
 def status(llm: AsyncLLM) -> EngineStatus:
     assert llm.running_engine is not None
-    with ControlClient(llm.running_engine.control_address) as control:
+    with llm.running_engine.control() as control:
         return control.status()
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from llmkernel.client.control_client import ControlClient
 from llmkernel.config import EngineArgs
 from llmkernel.errors import EngineDeadError, EngineStartupError, InvalidRequestError
 from llmkernel.llm.async_llm import AsyncLLM
@@ -34,7 +33,7 @@ def owner() -> Iterator[LLM]:
 
 def status(llm: LLM) -> EngineStatus:
     assert llm.llm_engine.running_engine is not None
-    with ControlClient(llm.llm_engine.running_engine.control_address) as control:
+    with llm.llm_engine.running_engine.control() as control:
         return control.status()
 
 

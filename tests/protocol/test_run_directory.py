@@ -150,7 +150,7 @@ def test_no_fit_folder_at_all_is_told(base: Path, monkeypatch: pytest.MonkeyPatc
         default_base()
 
 
-def refuse(folder: Path) -> None:
+def refuse(folder: Path, *, for_sockets: bool) -> None:
     raise RunDirectoryError(f"{folder} is refused.")
 
 
