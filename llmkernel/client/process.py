@@ -20,6 +20,8 @@ logger = init_logger(__name__)
 
 _QUIT = b"q"  # what parent_watch.QUIT says at the other end
 _KILL_WAIT = 2.0
+_CREATION_FLAGS = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) | getattr(subprocess, "CREATE_NO_WINDOW", 0)
+"""On Windows, where there are no sessions: no Ctrl-C of the owner's console, and no console of its own."""
 
 
 class EngineProcess(WatchedProcess):
@@ -87,6 +89,7 @@ class EngineProcess(WatchedProcess):
                 bufsize=0,
                 env=engine_environment(),
                 start_new_session=True,
+                creationflags=_CREATION_FLAGS,
             )
         finally:
             os.close(log)

@@ -12,12 +12,15 @@ import sys
 import threading
 from collections.abc import Callable
 
+from llmkernel.protocol.process_handle import ProcessHandle
+
 __all__ = ["QUIT", "ParentWatch"]
 
 QUIT = b"q"
 """What the owner writes into our stdin to ask us to leave; closing it says that the owner is gone."""
 
 POLL_SECONDS = 0.5
+_PARENTS_STAY = os.name == "nt"  # there a process keeps the pid of a parent that has ended
 _PR_SET_PDEATHSIG = 1
 
 
@@ -39,12 +42,16 @@ class ParentWatch:
         self._on_gone = on_gone
         self._on_quit = on_quit
         self._each_poll = each_poll
+        self._owner: ProcessHandle | None = None
+        if _PARENTS_STAY:
+            with contextlib.suppress(ProcessLookupError):  # it is gone already
+                self._owner = ProcessHandle(parent_pid)
 
     def start(self, *, death_signal: bool) -> None:
         """Start the guards. death_signal: the owner's main thread started us, so the kernel's signal can be trusted."""
         if death_signal and sys.platform == "linux":
             _leave_a_second_after_the_parent()
-        if os.getppid() != self._parent_pid:  # it went before the signal was set
+        if self._owner_left():  # before the signal was set
             self._on_gone()
         threading.Thread(target=self._watch_pipe, name="llmkernel-owner-pipe", daemon=True).start()
         threading.Thread(target=self._watch_pid, name="llmkernel-owner-pid", daemon=True).start()
@@ -64,11 +71,16 @@ class ParentWatch:
     def _watch_pid(self) -> None:
         pause = threading.Event()
         while not pause.wait(POLL_SECONDS):
-            if os.getppid() != self._parent_pid:
+            if self._owner_left():
                 self._on_gone()
                 return
             if self._each_poll is not None:
                 self._each_poll()
+
+    def _owner_left(self) -> bool:
+        if _PARENTS_STAY:
+            return self._owner is None or self._owner.ended
+        return os.getppid() != self._parent_pid
 
 
 def _leave_a_second_after_the_parent() -> None:

@@ -5,8 +5,6 @@ ends, however it ends. Holders share the lock (flock LOCK_SH); whoever removes a
 """
 
 import contextlib
-import errno
-import fcntl
 import os
 import re
 import secrets
@@ -15,12 +13,14 @@ import stat
 import tempfile
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
 from llmkernel.errors import LLMKernelError
 from llmkernel.logger import init_logger
+from llmkernel.protocol.file_lock import try_share, try_take
 from llmkernel.protocol.transport import MAX_IPC_PATH
 
 __all__ = [
@@ -42,6 +42,8 @@ _UNFINISHED = re.compile(r"llmk-[0-9a-f]{8}\.new")
 _SOCKET_NAME = re.compile(r"[a-z0-9]{1,8}")
 _LONGEST_TAIL = len("/llmk-00000000/12345678")
 _UNFINISHED_AGE = 60.0
+_WINDOWS = os.name == "nt"
+_FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 class RunDirectoryError(LLMKernelError, OSError):
@@ -89,7 +91,7 @@ class RunDirectory:
         run.transport = transport
         folder = Path(path)
         check_private(folder)
-        run._start(folder, _lock(folder, fcntl.LOCK_SH))
+        run._start(folder, _lock(folder, try_share))
         return run
 
     def _start(self, path: Path, lock: int) -> None:
@@ -118,8 +120,8 @@ class RunDirectory:
             return
         lock, self._lock = self._lock, None
         try:
-            if self._owns or _try_flock(lock, fcntl.LOCK_EX):
-                shutil.rmtree(self.path, ignore_errors=True)
+            if self._owns or try_take(lock):
+                _remove(self.path, lock)
         finally:
             os.close(lock)
 
@@ -146,7 +148,8 @@ def _forget_runs_after_fork() -> None:
     _open_runs.clear()
 
 
-os.register_at_fork(after_in_child=_forget_runs_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_runs_after_fork)
 
 
 def default_base(*, for_sockets: bool = True) -> Path:
@@ -195,13 +198,13 @@ def remove_dead(path: str | os.PathLike[str]) -> bool:
     folder = Path(path)
     try:
         check_private(folder)
-        lock = _lock(folder, fcntl.LOCK_EX)
+        lock = _lock(folder, try_take)
     except FileNotFoundError:
         return _remove_without_lock(folder)
     except OSError:
         return False  # not ours, or alive
     try:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder, lock)
     finally:
         os.close(lock)
     return not folder.exists()
@@ -212,6 +215,8 @@ def check_private(folder: Path) -> None:
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
         raise RunDirectoryError(f"{folder} is not a folder (a link is refused).")
+    if _WINDOWS:  # no owners and modes: the temporary folder lies in the user's profile, which others cannot read
+        return
     if status.st_uid != os.geteuid():
         raise RunDirectoryError(f"{folder} belongs to another user.")
     if stat.S_IMODE(status.st_mode) != 0o700:
@@ -227,7 +232,7 @@ def _is_alive(folder: Path) -> bool:
     """It is ours, and its lock is held. Nobody is in the way: the lock of a live run is never free to be taken here."""
     try:
         check_private(folder)
-        os.close(_lock(folder, fcntl.LOCK_EX))
+        os.close(_lock(folder, try_take))
     except RunDirectoryHeldError:
         return True
     except OSError:
@@ -236,7 +241,7 @@ def _is_alive(folder: Path) -> bool:
 
 
 def _wants_tcp() -> bool:
-    return os.name == "nt" or os.environ.get("LLMKERNEL_TRANSPORT") == "tcp"
+    return _WINDOWS or os.environ.get("LLMKERNEL_TRANSPORT") == "tcp"
 
 
 def _check_base(folder: Path, *, for_sockets: bool) -> None:
@@ -245,8 +250,8 @@ def _check_base(folder: Path, *, for_sockets: bool) -> None:
         status = folder.lstat()
     except OSError as error:
         raise RunDirectoryError(f"{folder} cannot be used for sockets: {error.strerror}.") from error
-    sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX and status.st_uid in (0, os.geteuid())
-    if not sticky:
+    sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+    if not sticky or _WINDOWS or status.st_uid not in (0, os.geteuid()):
         check_private(folder)
     too_long = for_sockets and len(os.fsencode(folder)) + _LONGEST_TAIL >= MAX_IPC_PATH
     if not folder.is_absolute() or too_long:
@@ -256,14 +261,16 @@ def _check_base(folder: Path, *, for_sockets: bool) -> None:
 def _make_directory(base: Path) -> tuple[Path, int]:
     """(path, lock). The directory gets its name when its lock is held, so that no sweep can see it unlocked."""
     name = f"llmk-{secrets.token_hex(4)}"
-    unfinished, path = base / f"{name}.new", base / name
+    path = base / name
+    unfinished = path if _WINDOWS else base / f"{name}.new"  # there a folder with an open file keeps its name
     unfinished.mkdir(mode=0o700)
     lock: int | None = None
     try:
         unfinished.chmod(0o700)  # whatever the umask says
-        lock = os.open(unfinished / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        unfinished.rename(path)
+        lock = os.open(unfinished / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
+        try_share(lock)
+        if unfinished != path:
+            unfinished.rename(path)
     except BaseException:
         if lock is not None:
             os.close(lock)
@@ -272,11 +279,11 @@ def _make_directory(base: Path) -> tuple[Path, int]:
     return path, lock
 
 
-def _lock(folder: Path, kind: int) -> int:
+def _lock(folder: Path, kind: Callable[[int], bool]) -> int:
     """Open and lock the lock file of `folder`. FileNotFoundError without one, RunDirectoryError if others hold it."""
-    lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    lock = os.open(folder / LOCK_NAME, os.O_RDWR | _FLAGS)
     try:
-        if not _try_flock(lock, kind):
+        if not kind(lock):
             raise RunDirectoryHeldError(f"{folder} is held by another process.")
         if os.fstat(lock).st_nlink == 0:
             raise RunDirectoryError(f"{folder} is gone.")
@@ -286,14 +293,13 @@ def _lock(folder: Path, kind: int) -> int:
     return lock
 
 
-def _try_flock(lock: int, kind: int) -> bool:
-    try:
-        fcntl.flock(lock, kind | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            return False
-        raise
-    return True
+def _remove(folder: Path, lock: int) -> None:
+    """Remove the directory whose lock we have. On Windows the lock's own file stays until it is closed."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if _WINDOWS and folder.exists():
+        with open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), lock)  # lets go of the lock's file; whoever closes `lock` need not know
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_without_lock(folder: Path) -> bool:
