@@ -34,6 +34,7 @@ class WeightScheme:
         """The rows of these weights, one below the other, in `order`; `read` gives them dense."""
         return self.dense(read(), bias)
 
+
 DenseScheme = WeightScheme
 
 
