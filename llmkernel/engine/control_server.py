@@ -76,7 +76,9 @@ class ControlServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Answer what has been asked, then end. Once, from any thread but its own."""
+        """Answer what has been asked, then end. Once, from any thread but its own; after a Shutdown it has ended."""
+        if self._ctx.closed:
+            return
         with make_zmq_socket(self._ctx, "inproc://end", zmq.PAIR, bind=False) as end:
             end.send(b"")
             self._thread.join()
@@ -92,28 +94,31 @@ class ControlServer:
                     logger.warning("The process of client %d is gone; it is detached.", client_index)
                     self._detach(client_index)
                 if self._socket in ready:
-                    self._answer(self._socket.recv_multipart())
+                    if (leave := self._answer(self._socket.recv_multipart())) is not None:
+                        break
                 elif self._end in ready:
                     return
+        self._ctx.term()  # the answer leaves before the process does
+        leave()
 
-    def _answer(self, frames: list[bytes]) -> None:
+    def _answer(self, frames: list[bytes]) -> Callable[[], None] | None:
+        """Answer a question; what ends the engine, if that is what was asked."""
         if len(frames) != 3:
             logger.warning("Ignored %d frames on the control channel.", len(frames))
-            return
+            return None
         peer, number, payload = frames
         try:
             question = self._decoder.decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             logger.warning("Ignored a malformed question on the control channel: %s", error)
-            return
+            return None
         afterwards = None
         try:
             answer, afterwards = self._meet(question)
         except ValueError as error:
             answer = Refused(str(error))
         self._socket.send_multipart([peer, number, msgspec.msgpack.encode(answer)])
-        if afterwards is not None:
-            afterwards()
+        return afterwards
 
     def _meet(self, question: Question) -> tuple[Answer, Callable[[], None] | None]:
         """The answer, and what follows once it is sent."""
