@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install demo lab test test-slow test-browser extension check rows bench soak clean
+.PHONY: help install demo lab test test-slow test-again test-browser extension check rows bench soak clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -36,6 +36,9 @@ $(STREAM): $(shell find extension/src -type f) extension/build.mjs extension/pac
 
 extension: $(STREAM)  ## build the browser half, check its types, run its tests (needs npm)
 	cd extension && npm run check && npm test
+
+test-again: install  ## what failed last, alone
+	$(PYTEST) --last-failed --last-failed-no-failures none -m "not soak"
 
 test-browser: install $(STREAM)  ## the views in a real JupyterLab and Notebook 7; needs Chromium (apt-get install chromium)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
