@@ -66,7 +66,10 @@ async def test_a_stopped_engine_is_stuck_in_time_its_streams_can_be_ended_and_it
             ended = (await asyncio.wait_for(collect(streams[0]), 0.1))[-1]
             assert ended.outputs[0].finish_reason == "abort"
             assert ended.text.startswith(firsts[0].text)
-        assert (await asyncio.wait_for(changes.get(), 10)).state == "ok" == llm.health.state
+        async with asyncio.timeout(10):  # it may be slow at first: the step in which it was stopped has taken long
+            while (await changes.get()).state != "ok":
+                pass
+        assert llm.health.state == "ok"
         later = await anext(streams[1])  # and goes on where it was
         assert answer("1", 3000).startswith(later.text)
         for stream in streams[1:]:
