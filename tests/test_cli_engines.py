@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -21,12 +21,12 @@ COMMAND = [sys.executable, "-m", "llmkernel"]
 
 
 @pytest.fixture(autouse=True)
-def base(monkeypatch: pytest.MonkeyPatch) -> Path:
+def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A place for run directories of this test alone."""
-    folder = Path(mkdtemp(prefix="llmkernel-test-", dir="/tmp"))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    monkeypatch.setenv("TMPDIR", str(folder))
-    return folder
+    with TemporaryDirectory(prefix="llmkernel-test-", dir="/tmp") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
 
 
 @pytest.fixture
