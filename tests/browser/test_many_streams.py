@@ -1,11 +1,11 @@
-"""200 streams at 20 tokens a second: nothing is lost, the page stays smooth, the kernel's loop stays free."""
+"""200 streams at 20 tokens a second: nothing is lost, few messages. Lags and frames: see benchmarks/streams.py."""
 
 import json
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.measure import SAMPLE, Wire, figures, load_cells, stream_cell, why_too_busy
+from tests.browser.measure import SAMPLE, Wire, figures, load_cells, stream_cell
 from tests.browser.notebook_page import FRONT_ENDS, OpenNotebook
 from tests.browser.test_stream_view import answer
 
@@ -20,7 +20,6 @@ def test_two_hundred_streams(open_notebook: OpenNotebook, front_end: str) -> Non
     notebook.reload()
     for cell in range(3):
         notebook.run(cell)
-    busy = why_too_busy(notebook)
     wire.messages = wire.bytes = 0
     notebook.page.evaluate(SAMPLE)
     notebook.start(3)
@@ -37,15 +36,9 @@ def test_two_hundred_streams(open_notebook: OpenNotebook, front_end: str) -> Non
     assert answer(f"question {STREAMS - 1}", TOKENS).startswith(part)
     notebook.output(3).locator(".llmk").wait_for(state="detached", timeout=60_000)
     measured = figures(notebook, wire)
-    busy = busy or why_too_busy(notebook)
     print(json.dumps({"front_end": front_end, "streams": STREAMS, **measured}))
     stored = notebook.stored_outputs(3)[0]["data"]["text/plain"]
     for number in range(STREAMS):
         assert answer(f"question {number}", TOKENS) in stored, number
     assert not notebook.errors
     assert measured["messages_per_second"] <= 30
-    if busy:
-        pytest.skip(f"Nothing was lost; times are not judged: {busy}")
-    assert measured["visible_lag_p95_ms"] < 150
-    assert measured["frames_per_second"] >= 50
-    assert measured["loop_lag_p99_ms"] < 10
