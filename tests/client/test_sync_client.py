@@ -107,6 +107,6 @@ def test_a_reader_that_pauses_gets_merged_outputs_and_loses_nothing() -> None:
         ended = collect_sync(client, *ids)
         for number, request_id in enumerate(ids):
             assert tokens(ended[request_id]) == fake_answer([number], 1000)
-        assert max(len(outputs) for outputs in ended.values()) < 200
+        assert max(len(outputs) for outputs in ended.values()) < 500  # of 1,000: how many depends on who runs when
     finally:
         client.shutdown()
