@@ -43,8 +43,7 @@ class Dashboard:
     def close(self) -> None:
         """Stop watching and let the widget go; idempotent."""
         self._task.cancel()
-        if self._history.record in self.slot.llm.stat_listeners:
-            self.slot.llm.stat_listeners.remove(self._history.record)
+        self._stop_listening()
         self.widget.close()
 
     def _ipython_display_(self) -> None:
@@ -60,8 +59,11 @@ class Dashboard:
                 del session
                 await asyncio.sleep(INTERVAL)
         finally:
-            if self._history.record in self.slot.llm.stat_listeners:
-                self.slot.llm.stat_listeners.remove(self._history.record)
+            self._stop_listening()
+
+    def _stop_listening(self) -> None:
+        if self._history.record in self.slot.llm.stat_listeners:
+            self.slot.llm.stat_listeners.remove(self._history.record)
 
     def _everything(self) -> tuple[str, Any, Any, list[str]]:
         session = self._session()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["DashboardRows"]
 
 _PROMPT_LENGTH = 200
+_ENDED = ("done", "stopped", "failed")
 
 
 class DashboardRows:
@@ -56,14 +57,15 @@ class DashboardRows:
     def _rows(self, generations: Iterable["Generation"]) -> Iterator[RequestRow]:
         waiting = 0
         for feed in self._follow(generations):
+            told = self._told.get(feed.request_id)
+            if told is not None and told.state in _ENDED:
+                yield told
+                continue
             counters = feed.counters()
             waiting += counters.state == "queued"
             yield self._row(feed, counters, waiting if counters.state == "queued" else 0)
 
     def _row(self, feed: RowFeed, counters: Counters, position: int) -> RequestRow:
-        told = self._told.get(feed.request_id)
-        if told is not None and told.state == counters.state and counters.state in ("done", "stopped", "failed"):
-            return told
         stats = feed.row.output.metrics if feed.row.output is not None else None
         return RequestRow(
             **{name: getattr(counters, name) for name in Counters.__struct_fields__},

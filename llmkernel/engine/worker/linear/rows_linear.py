@@ -15,14 +15,13 @@ every load on a machine.
 
 
 class RowsLinear(Linear):
-    """`few` for up to `limit` rows, `many` above."""
+    """`few` for up to FEW_ROWS rows, `many` above."""
 
-    def __init__(self, few: Linear, many: Linear, limit: int = FEW_ROWS) -> None:
+    def __init__(self, few: Linear, many: Linear) -> None:
         self.kind = f"{few.kind} and {many.kind}"
         self.nbytes = few.nbytes + many.nbytes
         self.few = few
         self.many = many
-        self.limit = limit
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.few(x) if x.shape[0] <= self.limit else self.many(x)
+        return self.few(x) if x.shape[0] <= FEW_ROWS else self.many(x)
