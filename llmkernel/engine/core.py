@@ -28,6 +28,7 @@ from llmkernel.logger import init_logger
 from llmkernel.protocol.handshake import EngineCoreReadyResponse
 from llmkernel.protocol.outputs import EngineCoreOutputs
 from llmkernel.protocol.requests import EngineCoreRequest
+from llmkernel.protocol.stats import SchedulerStats
 
 __all__ = ["EngineCore"]
 
@@ -167,7 +168,7 @@ class EngineCore:
             self._step_started = None
         if not stepped and not self.scheduler.outbox:
             return {}
-        stats = self.scheduler.make_stats(self._step_time) if self._args.log_stats else None
+        stats = self._stats() if self._args.log_stats else None
         return self.scheduler.outbox.take(stats)
 
     def shutdown(self) -> None:
@@ -268,12 +269,18 @@ class EngineCore:
 
     def get_stats(self) -> dict[str, Any]:
         """SchedulerStats as a dict; prefix_cache_stats are totals since the start."""
-        stats = self.scheduler.make_stats(self._step_time, total_cache_stats=True)
+        stats = self._stats(total_cache_stats=True)
         return msgspec.structs.asdict(stats) | {
             name: msgspec.structs.asdict(value)
             for name in ("prefix_cache_stats", "waiting_head")
             if (value := getattr(stats, name)) is not None
         }
+
+    def _stats(self, *, total_cache_stats: bool = False) -> SchedulerStats:
+        stats = self.scheduler.make_stats(self._step_time, total_cache_stats=total_cache_stats)
+        if self._executor is not None:
+            stats.num_threads = self._executor.num_threads
+        return stats
 
     def _running_executor(self) -> Executor:
         if self._executor is None:

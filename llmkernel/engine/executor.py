@@ -23,6 +23,11 @@ class Executor(abc.ABC):
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step."""
 
+    @property
+    def num_threads(self) -> int:
+        """The worker's threads in the last step; 0 where nobody counts them."""
+        return 0
+
     @abc.abstractmethod
     def collective_rpc(
         self, method: str, timeout: float | None = None, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -52,6 +57,10 @@ class UniProcExecutor(Executor):
 
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
         return self._worker.execute_model(step)
+
+    @property
+    def num_threads(self) -> int:
+        return self._worker.num_threads if self._worker is not None else 0
 
     def collective_rpc(
         self, method: str, timeout: float | None = None, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None

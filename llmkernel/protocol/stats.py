@@ -37,6 +37,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
 
     kv_cache_usage: 0 to 1. step_time: seconds of the last step. num_preempted: preemptions in the last step.
     num_batched_tokens: tokens computed in the last step. waiting_head: why the queue does not move, if it does not.
+    num_threads: the worker's threads in the last step; 0 where they are not counted.
     Fields up to prefix_cache_stats carry vLLM's names.
     """
 
@@ -53,3 +54,4 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     num_blocks: int = 0
     num_free_blocks: int = 0
     waiting_head: WaitReason | None = None
+    num_threads: int = 0

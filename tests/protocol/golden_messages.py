@@ -168,6 +168,7 @@ def _outputs_full() -> EngineCoreOutputs:
         num_blocks=64,
         num_free_blocks=32,
         waiting_head=WaitReason("r3", "needs 12 blocks, 9 free"),
+        num_threads=2,
     )
     return EngineCoreOutputs(
         engine_index=1,

@@ -39,6 +39,11 @@ class Worker:
         self._ready = dataclasses.replace(ready, facts=facts)
         return facts
 
+    @property
+    def num_threads(self) -> int:
+        """Torch threads of the last step; 0 before there is a model."""
+        return 0 if self._ready is None else self._ready.facts.num_threads
+
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step."""
         return self._started().runner.execute(step)
