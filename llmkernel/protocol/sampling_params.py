@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from llmkernel.errors import UnsupportedFeatureError
+from llmkernel.protocol.named_fields import NamedFields
 from llmkernel.protocol.param_checks import integer, number, refusal, token_ids
 from llmkernel.protocol.structured_outputs import StructuredOutputsParams
 
@@ -47,7 +48,7 @@ class RequestOutputKind(enum.IntEnum):
     """Nothing until the request is finished, then everything."""
 
 
-class RepetitionDetectionParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+class RepetitionDetectionParams(msgspec.Struct, metaclass=NamedFields, omit_defaults=True, forbid_unknown_fields=True):
     """End an answer that repeats itself, with finish_reason "repetition".
 
     It ends when its last tokens are one pattern, of min_pattern_size to max_pattern_size tokens, min_count times in a
@@ -68,7 +69,7 @@ class RepetitionDetectionParams(msgspec.Struct, omit_defaults=True, forbid_unkno
             raise refusal("repetition_detection.max_pattern_size", self.max_pattern_size, rule)
 
 
-class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+class SamplingParams(msgspec.Struct, metaclass=NamedFields, omit_defaults=True, forbid_unknown_fields=True):
     """Sampling parameters of one request. Wrong values raise InvalidRequestError with field, value and allowed range.
 
     n: answers per prompt. temperature 0 = greedy. top_k 0 or -1 = off. seed: answers i of n draw with seed + i.
@@ -247,7 +248,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
                 raise UnsupportedFeatureError(f"{name} {what}.", parameter=name)
 
 
-class BeamSearchParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+class BeamSearchParams(msgspec.Struct, metaclass=NamedFields, omit_defaults=True, forbid_unknown_fields=True):
     """Parameters of beam search (vLLM's names).
 
     beam_width: beams that grow at once, and sequences that come back. length_penalty: a score is divided by the length

@@ -6,13 +6,14 @@ import msgspec
 
 from llmkernel.errors import InvalidRequestError, UnsupportedFeatureError
 from llmkernel.protocol.json_schema import check_schema, parse_schema
+from llmkernel.protocol.named_fields import NamedFields
 
 __all__ = ["StructuredOutputsParams"]
 
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
-class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+class StructuredOutputsParams(msgspec.Struct, metaclass=NamedFields, omit_defaults=True, forbid_unknown_fields=True):
     """What the whole answer must be: exactly one of json, regex, choice, grammar, json_object.
 
     json: a JSON schema, as a dict or as JSON text. json_object: any JSON object. regex: for the answer from its first

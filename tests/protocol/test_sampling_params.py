@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 
 from llmkernel.errors import InvalidRequestError, UnsupportedFeatureError
 from llmkernel.protocol.sampling_params import (
+    BeamSearchParams,
     RepetitionDetectionParams,
     RequestOutputKind,
     SamplingParams,
@@ -47,6 +49,23 @@ WRONG: dict[str, list[Any]] = {
     "repetition_detection": [3, {"max_pattern_size": 2}],
 }
 CASES = [(name, value) for name, values in WRONG.items() for value in values]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: SamplingParams(max_tokns=5), "'max_tokns' of SamplingParams; did you mean 'max_tokens'?"),
+        (lambda: SamplingParams.from_optional(temprature=0.5), "did you mean 'temperature'?"),
+        (lambda: SamplingParams(what=1), "Unknown parameter 'what' of SamplingParams; known: n, presence_penalty"),
+        (lambda: StructuredOutputsParams(rgex="a"), "did you mean 'regex'?"),
+        (lambda: BeamSearchParams(beam_width=2, max_token=3), "did you mean 'max_tokens'?"),
+        (lambda: RepetitionDetectionParams(max_patern_size=3), "did you mean 'max_pattern_size'?"),
+    ],
+)
+def test_a_wrong_name_is_told_with_the_nearest_one(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        make()
+    assert said in str(caught.value)
 
 
 @pytest.mark.parametrize(("name", "value"), CASES, ids=str)
