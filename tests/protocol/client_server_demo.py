@@ -4,10 +4,11 @@ Every client submits all its queries before it reads an answer; the engine answe
 engine's socket is bound, and the end is a message, so nobody waits longer than there is something to wait for.
 
     python -m tests.protocol.client_server_demo            three clients, three queries each
-    python -m tests.protocol.client_server_demo --endless  until Ctrl-C
+    python -m tests.protocol.client_server_demo --endless  until Ctrl-C, or until whoever started it is gone
 """
 
 import concurrent.futures
+import os
 import sys
 import threading
 import time
@@ -16,6 +17,8 @@ import uuid
 import zmq
 
 ADDRESS, STOP_ADDRESS = "inproc://engine", "inproc://stop"
+LOOK_AROUND = 1.0
+"""Seconds after which an endless demo sees that whoever started it is gone."""
 
 
 def process_inference(query: str) -> str:
@@ -74,7 +77,9 @@ def main(endless: bool = False) -> dict[str, str]:
         clients = [threads.submit(client, ctx, number, enough, answers) for number in range(3)]
         try:
             print("The clients ask.", flush=True)
-            concurrent.futures.wait(clients)
+            starter = os.getppid()
+            while concurrent.futures.wait(clients, LOOK_AROUND).not_done and os.getppid() == starter:
+                pass
         except KeyboardInterrupt:
             print("\nInterrupted: the demo ends.")
         finally:
