@@ -1,0 +1,48 @@
+"""The loop of a peer's process: cells come in as JSON lines on stdin, moments go out as JSON lines on stdout.
+
+Runs under each peer's own interpreter, so it imports the standard library only. What the peer prints itself goes to
+stderr. The first line out is {"ready": facts}, written after one token has been generated; then, for each line
+{"prompts": [[id, ...], ...], "tokens": N}, one line {"moments": [s, ...]}: the seconds from the start of the cell to
+the moment when every prompt has its k-th token, k = 1 ... N.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class PeerEngine(Protocol):
+    """What each script beside this one makes of its library."""
+
+    facts: dict[str, Any]
+    """Version and build, for the report."""
+
+    def run(self, prompts: list[list[int]], tokens: int) -> list[float]:
+        """Generate exactly `tokens` tokens greedily for every prompt at once."""
+        ...
+
+
+def parse_options() -> argparse.Namespace:
+    """What the conductor says to every peer."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True, help="a folder, or a GGUF file")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--threads", default="auto", help="a number, or auto: the library's own choice")
+    parser.add_argument("--max-model-len", type=int, default=8192)
+    return parser.parse_args()
+
+
+def serve(open_engine: Callable[[argparse.Namespace], PeerEngine]) -> None:
+    """Open the engine, then answer cells until stdin ends."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever the library prints must not stand among the answers
+    engine = open_engine(parse_options())
+    engine.run([[1, 2, 3, 4]], 1)
+    print(json.dumps({"ready": engine.facts}), file=answers)
+    for line in sys.stdin:
+        cell = json.loads(line)
+        moments = engine.run(cell["prompts"], cell["tokens"])
+        print(json.dumps({"moments": [round(moment, 6) for moment in moments]}), file=answers)

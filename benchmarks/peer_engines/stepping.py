@@ -1,0 +1,36 @@
+"""The cells on an engine with vLLM's LLMEngine interface: llmkernel's own, and vLLM's."""
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["SteppingEngine"]
+
+_ids = itertools.count()
+
+
+class SteppingEngine:
+    """`make_params(tokens)` builds greedy SamplingParams that give exactly that many tokens, cumulative outputs."""
+
+    def __init__(self, engine: Any, make_params: Callable[[int], Any], facts: dict[str, Any]) -> None:
+        self.engine = engine
+        self.make_params = make_params
+        self.facts = facts
+
+    def run(self, prompts: list[list[int]], tokens: int) -> list[float]:
+        """See answers.PeerEngine."""
+        started = time.perf_counter()
+        counts = {}
+        for prompt in prompts:
+            request_id = f"peer-{next(_ids)}"
+            counts[request_id] = 0
+            self.engine.add_request(request_id, {"prompt_token_ids": prompt}, self.make_params(tokens))
+        moments: list[float] = []
+        while len(moments) < tokens:
+            outputs = self.engine.step()
+            now = time.perf_counter() - started
+            for output in outputs:
+                counts[output.request_id] = len(output.outputs[0].token_ids)
+            moments += [now] * (min(counts.values()) - len(moments))
+        return moments
