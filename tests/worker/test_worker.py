@@ -58,6 +58,13 @@ def test_stages_and_facts(folder: Path, reports: Reports) -> None:
         worker.call("memory")
 
 
+def test_a_tokenizer_that_is_not_there_is_refused_before_the_weights_are_read(folder: Path, reports: Reports) -> None:
+    worker = Worker(EngineArgs(model=str(folder), tokenizer="/nowhere", num_threads=1, device="cpu"), reports)
+    with pytest.raises(InvalidRequestError, match="'/nowhere' is neither a folder nor a Hub id"):
+        worker.start()
+    assert "weights" not in reports.stages
+
+
 def test_calls_by_name(run: EngineRun) -> None:
     assert run.core.collective_rpc("ping") == ["pong"]
     (memory,) = run.core.collective_rpc("memory")

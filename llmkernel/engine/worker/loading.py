@@ -1,7 +1,7 @@
 """The load of a model, from its files to a runner: checks, weights, KV pool, proof. Importing this imports torch.
 
-What is refused is refused as early as it can be known: architecture and memory before any weight is read. transformers
-is imported only for models that the fused decoder does not run.
+What is refused is refused as early as it can be known: architecture, tokenizer and memory before any weight is read.
+transformers is imported only for models that the fused decoder does not run.
 """
 
 import dataclasses
@@ -55,6 +55,7 @@ def load(files: ModelFiles, args: EngineArgs, report: ReportProgress) -> ReadyMo
     torch.set_num_threads(machine.num_threads)
     processors = load_logits_processors(args, machine.device)
     way = _choose(files, args, machine, report)
+    tokenizer = read_tokenizer_facts(files, args)
     report("weights", 0, 0, files.name)
     memory = _Memory(files.name, way.limit, args, machine)
     memory.plan(way.row_size, way.weights_estimate)
@@ -74,7 +75,6 @@ def load(files: ModelFiles, args: EngineArgs, report: ReportProgress) -> ReadyMo
         processors=processors,
     )
     runner = ModelRunner(loaded.model, loaded.layers, store, sampler, dtype=machine.dtype, device=machine.device)
-    tokenizer = read_tokenizer_facts(files, args)
     notes = [*loaded.notes, *(note for note in (way.note, plan.note) if note)]
     facts = ExecutorFacts(
         model=_model_facts(files, loaded, machine, tokenizer, way.limit, notes),
