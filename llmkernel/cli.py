@@ -10,12 +10,12 @@ import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmkernel import __version__
 from llmkernel.cli_engines import add_engine_verbs
-from llmkernel.config import DEFAULT_MODEL, EngineArgs, format_bytes
+from llmkernel.cli_models import add_model_verbs
+from llmkernel.config import DEFAULT_MODEL, EngineArgs
 from llmkernel.errors import InvalidRequestError, LLMKernelError, RequestFailedError
 from llmkernel.notebook.load_line import stage_line
 from llmkernel.notebook.plain_text import clean_text
@@ -69,8 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--max-model-len", type=int, metavar="N", help="tokens of prompt and answer together")
     generate.add_argument("--quiet", action="store_true", help="no progress, no remarks")
     generate.set_defaults(run=lambda arguments: asyncio.run(_generate(arguments)))
-    models = verbs.add_parser("models", help="list short names and what is cached here")
-    models.set_defaults(run=lambda _: _models())
+    add_model_verbs(verbs)
     add_engine_verbs(verbs)
     return parser
 
@@ -131,38 +130,6 @@ async def _write(outputs: "AsyncIterator[RequestOutput]") -> str | None:
     if not last.endswith("\n"):
         print(flush=True)
     return reason
-
-
-def _models() -> int:
-    from llmkernel.engine.worker.default_model import SHORT_NAMES  # lazy: brings the download code
-    from llmkernel.engine.worker.model_cache import cache_root
-
-    print("Short names")
-    for name, known in SHORT_NAMES.items():
-        print(f"  {name:20}{known.repo}{' (default)' if name == DEFAULT_MODEL else ''}")
-    root = cache_root()
-    entries = sorted(path.parent for path in root.glob("*/llmkernel.json"))
-    print(f"Converted, in {root}" if entries else f"Nothing converted yet, in {root}")
-    for entry in entries:
-        print(f"  {entry.name:40}{format_bytes(_size(entry))}")
-    for repo, size in _hub_models():
-        print(f"  {repo:40}{format_bytes(size)}  (Hugging Face cache)")
-    return 0
-
-
-def _hub_models() -> list[tuple[str, int]]:
-    from huggingface_hub import scan_cache_dir  # lazy: half a second
-    from huggingface_hub.errors import CacheNotFound
-
-    try:
-        found = scan_cache_dir()
-    except CacheNotFound:
-        return []
-    return sorted((repo.repo_id, repo.size_on_disk) for repo in found.repos if repo.repo_type == "model")
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _fail(error: LLMKernelError, code: int) -> int:

@@ -12,6 +12,7 @@ import pytest
 
 from llmkernel import cli
 from llmkernel.engine.fake_executor import fake_answer
+from llmkernel.engine.worker.model_cache import ModelCache
 
 COMMAND = [sys.executable, "-m", "llmkernel"]
 
@@ -96,3 +97,24 @@ def test_models_lists_short_names_and_the_cache(
     (entry / "model.safetensors").write_bytes(bytes(2048))
     assert cli.main(["models"]) == 0
     assert "mine" in capsys.readouterr().out
+
+
+def test_models_rm_removes_one_conversion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LLMKERNEL_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    cache = ModelCache()
+    for name in ("one-0123", "two-4567"):
+        identity = {"path": f"/files/{name}.gguf"}
+        cache.make(name, identity, lambda folder: (folder / "weights").write_bytes(bytes(2048)) and None, needed=0)
+    (tmp_path / "not-ours").mkdir()
+    assert cli.main(["models"]) == 0
+    assert "/files/one-0123.gguf (which is gone)" in capsys.readouterr().out
+    assert cli.main(["models", "rm", "one-0123"]) == 0
+    assert "one-0123 removed, 2.1 KiB given back." in capsys.readouterr().out
+    assert [entry.name for entry in cache.entries()] == ["two-4567"]
+    for name in ("two", "not-ours", "..", "one-0123"):
+        assert cli.main(["models", "rm", name]) == 2
+        assert f"holds no {name!r}; " in capsys.readouterr().err
+    assert (tmp_path / "not-ours").exists() and (tmp_path / "two-4567").exists()

@@ -6,6 +6,8 @@ wait and then use what it built. What a killed process left is removed by the ne
 """
 
 import contextlib
+import dataclasses
+import difflib
 import errno
 import glob
 import json
@@ -19,10 +21,10 @@ from typing import Any
 import filelock
 
 from llmkernel.config import format_bytes
-from llmkernel.errors import EngineStartupError
+from llmkernel.errors import EngineStartupError, InvalidRequestError
 from llmkernel.logger import init_logger
 
-__all__ = ["FORMAT", "ModelCache", "cache_root"]
+__all__ = ["FORMAT", "CacheEntry", "ModelCache", "cache_root"]
 
 logger = init_logger(__name__)
 
@@ -41,6 +43,16 @@ def cache_root() -> Path:
     return (Path(base).expanduser() if base else Path.home() / ".cache") / "llmkernel"
 
 
+@dataclasses.dataclass(frozen=True)
+class CacheEntry:
+    """One folder of the cache. num_bytes: what it takes on the disk. source: the file that it was converted from; None
+    where that was fetched."""
+
+    name: str
+    num_bytes: int
+    source: Path | None
+
+
 class ModelCache:
     """The cache at `root`; any number of processes may use it at once."""
 
@@ -57,6 +69,27 @@ class ModelCache:
             return None
         whole = manifest["files"] == sizes and manifest["format"] == FORMAT and manifest["identity"] == dict(identity)
         return folder if whole else None
+
+    def entries(self) -> list[CacheEntry]:
+        """Everything that was built here and is not removed, by name."""
+        return [_describe(manifest) for manifest in sorted(self.root.glob(f"*/{_MANIFEST}"))]
+
+    def remove(self, name: str) -> int:
+        """Take the entry `name` off the disk; the bytes that came back. InvalidRequestError if there is none.
+
+        An engine that runs on it is not disturbed: what it has mapped stays until it ends.
+        """
+        found = {entry.name: entry for entry in self.entries()}
+        if name not in found:
+            near = difflib.get_close_matches(name, found, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there is: {', '.join(found) or 'nothing'}."
+            raise InvalidRequestError(f"{self.root} holds no {name!r}; {hint}", parameter="name", value=name)
+        try:
+            with self._locked(name, lambda: None):
+                self._sweep(name)
+        except OSError as error:
+            raise EngineStartupError(f"Cannot remove {self.root / name}: {error.strerror or error}.") from error
+        return found[name].num_bytes
 
     def make(
         self,
@@ -108,7 +141,7 @@ class ModelCache:
         """Remove a stale entry and what killed builders left. Holding the lock, nobody else builds `name`."""
         for left in [self.root / name, *self.root.glob(f"{glob.escape(name)}.tmp-*")]:
             if left.exists():
-                logger.info("Removing the stale cache entry %s", left)
+                logger.info("Removing the cache entry %s", left)
                 shutil.rmtree(left)
 
     @contextlib.contextmanager
@@ -123,6 +156,15 @@ class ModelCache:
             yield
         finally:
             lock.release()
+
+
+def _describe(manifest: Path) -> CacheEntry:
+    folder = manifest.parent
+    source = None
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        source = Path(json.loads(manifest.read_text())["identity"]["path"])
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    return CacheEntry(folder.name, size, source)
 
 
 def _flush(path: Path) -> None:
