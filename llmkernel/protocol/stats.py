@@ -2,7 +2,7 @@
 
 import msgspec
 
-__all__ = ["PrefillStats", "PrefixCacheStats", "SchedulerStats", "WaitReason"]
+__all__ = ["PrefillStats", "PrefixCacheStats", "SchedulerStats", "SpecDecodingStats", "WaitReason"]
 
 
 class PrefillStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -32,12 +32,30 @@ class WaitReason(msgspec.Struct, array_like=True, gc=False):
     reason: str
 
 
+class SpecDecodingStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """Drafts since the engine's start (vLLM's names, totals here: a newer message says it all).
+
+    num_drafts: times that a request got drafts. num_draft_tokens, num_accepted_tokens: tokens in them, and those of
+    them that became text.
+    """
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Share of the drafted tokens that were accepted, 0 to 1."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+
 class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """The engine's state after a step, for one of its clients.
 
     kv_cache_usage: 0 to 1. step_time: seconds of the last step. num_preempted: preemptions in the last step.
     num_batched_tokens: tokens computed in the last step. waiting_head: why the queue does not move, if it does not.
-    num_threads: the worker's threads in the last step; 0 where they are not counted.
+    num_threads: the worker's threads in the last step; 0 where they are not counted. spec_decoding_stats: None without
+    speculation.
     Fields up to prefix_cache_stats carry vLLM's names.
     """
 
@@ -55,3 +73,4 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     num_free_blocks: int = 0
     waiting_head: WaitReason | None = None
     num_threads: int = 0
+    spec_decoding_stats: SpecDecodingStats | None = None

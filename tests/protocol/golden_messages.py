@@ -52,7 +52,7 @@ from llmkernel.protocol.sampling_params import (
     SamplingParams,
     StructuredOutputsParams,
 )
-from llmkernel.protocol.stats import PrefillStats, PrefixCacheStats, SchedulerStats, WaitReason
+from llmkernel.protocol.stats import PrefillStats, PrefixCacheStats, SchedulerStats, SpecDecodingStats, WaitReason
 
 __all__ = ["MESSAGES"]
 
@@ -169,6 +169,7 @@ def _outputs_full() -> EngineCoreOutputs:
         num_free_blocks=32,
         waiting_head=WaitReason("r3", "needs 12 blocks, 9 free"),
         num_threads=2,
+        spec_decoding_stats=SpecDecodingStats(num_drafts=3, num_draft_tokens=9, num_accepted_tokens=6),
     )
     return EngineCoreOutputs(
         engine_index=1,
