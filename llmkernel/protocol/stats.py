@@ -2,7 +2,7 @@
 
 import msgspec
 
-__all__ = ["PrefillStats", "PrefixCacheStats", "SchedulerStats", "SpecDecodingStats", "WaitReason"]
+__all__ = ["PrefillStats", "PrefixCacheStats", "RequestProgress", "SchedulerStats", "SpecDecodingStats", "WaitReason"]
 
 
 class PrefillStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -23,6 +23,23 @@ class PrefixCacheStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     preempted_requests: int = 0
     preempted_queries: int = 0
     preempted_hits: int = 0
+
+
+class RequestProgress(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """Where a request stands that brings no tokens: it waits, or its text is being read. Told when somebody asks.
+
+    position: its place among all that wait, 1 = next; 0: it runs. reason: why the last step did not admit it, "" if
+    others stood before it. num_computed_tokens of num_tokens have been read (prompt, and after a preemption the answer
+    so far), num_cached_tokens of them from the prefix cache.
+    """
+
+    request_id: str
+    position: int
+    reason: str = ""
+    num_computed_tokens: int = 0
+    num_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
 
 
 class WaitReason(msgspec.Struct, array_like=True, gc=False):

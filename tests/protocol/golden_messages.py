@@ -52,7 +52,14 @@ from llmkernel.protocol.sampling_params import (
     SamplingParams,
     StructuredOutputsParams,
 )
-from llmkernel.protocol.stats import PrefillStats, PrefixCacheStats, SchedulerStats, SpecDecodingStats, WaitReason
+from llmkernel.protocol.stats import (
+    PrefillStats,
+    PrefixCacheStats,
+    RequestProgress,
+    SchedulerStats,
+    SpecDecodingStats,
+    WaitReason,
+)
 
 __all__ = ["MESSAGES"]
 
@@ -147,6 +154,7 @@ def _outputs_full() -> EngineCoreOutputs:
         events=[
             EngineCoreEvent(EngineCoreEventType.QUEUED, 10.5),
             EngineCoreEvent(EngineCoreEventType.PREEMPTED, 11.0),
+            EngineCoreEvent(EngineCoreEventType.PREFILLED, 11.5, 512),
         ],
         kv_transfer_params={"k": 1},
         ec_transfer_params={"e": 1},
@@ -179,6 +187,7 @@ def _outputs_full() -> EngineCoreOutputs:
         finished_requests={"r1-8f3a"},
         wave_complete=1,
         start_wave=2,
+        pushed=12.75,
     )
 
 
@@ -281,7 +290,10 @@ MESSAGES: dict[str, tuple[Any, Any]] = {
         _utility(UtilityOutput(78, failure=UtilityFailure("KeyError", "'x'", "Traceback ..."))),
         EngineCoreOutputs,
     ),
+    "request_progress": (RequestProgress("r1-8f3a", 2, "needs 12 blocks, 9 free", 5, 9, 4, 1), RequestProgress),
+    "request_progress_minimal": (RequestProgress("r1-8f3a", 1), RequestProgress),
     "hello": (Hello(pid=4321), EngineMessage),
+    "hello_with_clock": (Hello(pid=4321, clock=7.5), EngineMessage),
     "hello_remote": (Hello(pid=1, local=False, headless=True), EngineMessage),
     "init": (
         EngineHandshakeMetadata(
@@ -294,6 +306,7 @@ MESSAGES: dict[str, tuple[Any, Any]] = {
     ),
     "progress": (Progress("weights", done=3, total=9, detail="model.safetensors"), EngineMessage),
     "ready": (Ready(parallel_config_hash="h", timings={"weights": 0.5}), EngineMessage),
+    "ready_with_clocks": (Ready(clock=9.5, init_clock=7.75), EngineMessage),
     "startup_failed": (StartupFailed("ValueError", "no such model", "Traceback ..."), EngineMessage),
     "ready_response": (_ready_response(), EngineCoreReadyResponse),
     "ready_response_minimal": (_ready_response_minimal(), EngineCoreReadyResponse),
@@ -306,6 +319,7 @@ MESSAGES: dict[str, tuple[Any, Any]] = {
     "answer_pong": (Pong(step_counter=3, step_age=0.25), Answer),
     "answer_status": (_engine_status(), Answer),
     "answer_attached": (Attached(1), Answer),
+    "answer_attached_with_clock": (Attached(1, clock=9.5), Answer),
     "answer_done": (Done(), Answer),
     "answer_refused": (Refused("not built"), Answer),
 }
