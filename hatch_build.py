@@ -10,7 +10,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-BUNDLES = ("stream.js", "stream.css", "markdown.js", "dashboard.js", "dashboard.css")
+BUNDLES = ("stream.js", "stream.css", "markdown.js", "dashboard.js", "dashboard.css", "load.js", "load.css")
 
 
 class BundleHook(BuildHookInterface):

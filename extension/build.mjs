@@ -3,7 +3,12 @@ import { context } from "esbuild";
 
 const outdir = process.env.LLMKERNEL_STATIC ?? "../llmkernel/notebook/static";
 const build = await context({
-  entryPoints: { stream: "src/stream/index.ts", markdown: "src/stream/markdown.ts", dashboard: "src/dashboard/index.ts" },
+  entryPoints: {
+    stream: "src/stream/index.ts",
+    markdown: "src/stream/markdown.ts",
+    dashboard: "src/dashboard/index.ts",
+    load: "src/load/index.ts",
+  },
   bundle: true,
   format: "esm",
   target: "es2022",

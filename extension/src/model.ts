@@ -1,5 +1,5 @@
 /**
- * The contract with the kernel: every trait and message of both widgets.
+ * The contract with the kernel: every trait and message of the widgets.
  *
  * Python mirrors this file in llmkernel/notebook/widgets/messages.py; a test holds the two together.
  * Kernel to view is marked ">", view to kernel "<". Times are seconds, rates are tokens per second.
@@ -122,7 +122,13 @@ export interface Heard {
   t: "heard";
 }
 
-export type StopUp = Hello | Stop;
+export type StopUp = Hello | Stop | Cancel;
+/** < On the StopChannel's own comm: end the load of this model. */
+export interface Cancel {
+  t: "cancel";
+  model: string;
+}
+
 export type StopDown = Heard;
 
 /** A row of the dashboard's table. */
@@ -131,6 +137,32 @@ export interface RequestRow extends Counters {
   /** Execution count of its cell, 0 outside a notebook. */
   cell: number;
   model: string;
+/** How a load stands. */
+export interface LoadState {
+  /** What Cancel names. */
+  model: string;
+  /** "Loading smollm2" */
+  title: string;
+  /** "loading", or how it ended: "ready", "failed", "unloaded". */
+  state: string;
+  /** The newest step, or the end, in words. */
+  words: string;
+  /** All stages that this load has, in order. */
+  stages?: string[];
+  /** Which of them runs; those before it are over. */
+  at?: number;
+  /** How much of it is done, 0 to 1; absent = nobody knows. */
+  share?: number;
+  /** Since it began. */
+  seconds?: number;
+}
+
+export interface LoadTraits {
+  load: LoadState;
+  /** The one StopChannel of the kernel, as a widget reference. */
+  stop: string;
+}
+
   state: State;
   /** Place in the waiting queue, 1 = next; 0 = not waiting. */
   position?: number;

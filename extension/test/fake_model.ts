@@ -32,6 +32,11 @@ export class FakeModel<Up> {
     for (const listener of this.listeners.get("msg:custom") ?? []) listener(message as never);
   }
 
+  /** The trait has changed. */
+  change(name: string): void {
+    for (const listener of this.listeners.get(`change:${name}`) ?? []) (listener as () => void)();
+  }
+
   get listening(): number {
     return [...this.listeners.values()].reduce((sum, set) => sum + set.size, 0);
   }

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LiveView"]
 
-_WIDGET = "application/vnd.jupyter.widget-view+json"
-
 
 class LiveView:
     """Shows `generation` in the cell that makes it; `show_again` in further ones. All become the final bundle.
@@ -86,8 +84,7 @@ class LiveView:
             data = final_bundle(self._generation)[0]
         else:
             self._displays.append((display_id, contextvars.copy_context()))
-        widget = {"version_major": 2, "version_minor": 0, "model_id": self._widget.model_id}
-        self._publish(display_id, {**data, _WIDGET: widget}, {}, update=False)
+        self._publish(display_id, {**data, **self._widget.view_data}, {}, update=False)
 
     def close(self) -> None:
         """Let the widget go; the handle of the generation, which a notebook keeps in `Out`, keeps nothing of it."""

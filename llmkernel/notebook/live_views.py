@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from llmkernel.notebook.dashboard import Dashboard
 from llmkernel.notebook.live_view import LiveView
 from llmkernel.notebook.widgets.frame_clock import FrameClock
+from llmkernel.notebook.widgets.load_bar import LoadBar
+from llmkernel.notebook.widgets.messages import LoadState
 from llmkernel.notebook.widgets.stop_channel import StopChannel
 
 if TYPE_CHECKING:
@@ -21,29 +23,32 @@ KEPT_OPEN = 64
 
 
 class LiveViews:
-    """Owns every LiveView and Dashboard, the FrameClock and the StopChannel that they share; `close` closes all models.
+    """Owns every LiveView, LoadBar and Dashboard, the FrameClock and the StopChannel they share; `close` ends them all.
 
-    on_stop(ids): called on whatever thread a Stop click came in on. Use it on the kernel's loop.
+    on_stop(ids), on_cancel(model): called on whatever thread a click on Stop, or on Cancel of a load, came in on. Use
+    it on the kernel's loop.
     """
 
-    def __init__(self, on_stop: Callable[[list[str]], None]) -> None:
+    def __init__(self, on_stop: Callable[[list[str]], None], on_cancel: Callable[[str], None]) -> None:
         self._on_stop = on_stop
+        self._on_cancel = on_cancel
         self._stop: StopChannel | None = None
-        self._clock = FrameClock()
+        self.clock = FrameClock()
         self._views: dict[str, LiveView] = {}
+        self._bars: dict[str, LoadBar] = {}
         self._dashboards: dict[str, Dashboard] = {}
 
     @property
     def stop(self) -> StopChannel:
         """The one way for Stop."""
         if self._stop is None:
-            self._stop = StopChannel(self._on_stop)
+            self._stop = StopChannel(self._on_stop, self._on_cancel)
         return self._stop
 
     def open(self, shell: Any, generation: "Generation") -> LiveView:
         """Show `generation` in the cell that runs now, growing until it has ended."""
         asyncio.get_running_loop()  # an error here is the caller's: without a loop nothing grows
-        view = LiveView(shell, generation, self.stop, self._clock)
+        view = LiveView(shell, generation, self.stop, self.clock)
         self._views[generation.id] = view
         self._close_old()
         return view
@@ -55,6 +60,13 @@ class LiveViews:
             view.show_again()
         else:
             self.open(shell, generation)
+
+    def load_bar(self, state: LoadState) -> LoadBar:
+        """A bar for a load; that of the same model's last load, which a reloaded page may still have shown, goes."""
+        if (earlier := self._bars.pop(state.model, None)) is not None:
+            earlier.close()
+        bar = self._bars[state.model] = LoadBar(self.stop, state)
+        return bar
 
     def dashboard(self, session: "Session", slot: "ModelSlot") -> Dashboard:
         """The dashboard of `slot`; there is one for each model."""
@@ -72,9 +84,12 @@ class LiveViews:
     def close(self) -> None:
         for view in self._views.values():
             view.close()
+        for bar in self._bars.values():
+            bar.close()
         for dashboard in self._dashboards.values():
             dashboard.close()
         self._views.clear()
+        self._bars.clear()
         self._dashboards.clear()
         if self._stop is not None:
             self._stop.close()

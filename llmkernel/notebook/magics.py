@@ -75,7 +75,7 @@ class LLMMagics(Magics):
             # lazy: ipywidgets and anywidget take half a second that %load_ext need not take
             from llmkernel.notebook.live_views import LiveViews
 
-            self._views = LiveViews(self.session.stop_requests)
+            self._views = LiveViews(self.session.stop_requests, self.session.cancel_load)
         return self._views
 
     def close_views(self) -> None:
@@ -172,7 +172,7 @@ class LLMMagics(Magics):
         )
         for slot in generation.slots:
             if slot.name not in loaded:
-                show_load(self.shell, slot, reason=", the default model")
+                show_load(self.shell, slot, lambda: self.views, reason=", the default model")
         return generation
 
     def _say_what_is_not_awaited(self, generation: "Generation", output: str | None) -> None:
@@ -205,7 +205,7 @@ class LLMMagics(Magics):
         work = self.session.load(model, name=name, **options)
         slot = self.session.models[name or EngineArgs.from_options(model).model]
         if fresh or slot.loading:
-            show_load(self.shell, slot)
+            show_load(self.shell, slot, lambda: self.views)
         else:
             self._print(f"{slot.name} is loaded already.")
         if not self.shell.autoawait:
@@ -222,7 +222,7 @@ class LLMMagics(Magics):
         if len(names) > 1:
             raise UsageError("%llm restart takes one model.")
         work = self.session.restart(*names)
-        show_load(self.shell, self.session.slot(*names, only=True), reason=" again")
+        show_load(self.shell, self.session.slot(*names, only=True), lambda: self.views, reason=" again")
         return work.mapped(lambda _llm: None)
 
     def _tell_given_back(self, given_back: dict[str, int]) -> None:

@@ -70,6 +70,11 @@ class ModelSlot:
     @property
     def facts(self) -> EngineCoreReadyResponse | None:
         """What was loaded; None until it is."""
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Where it was loaded."""
+        return self._load.get_loop()
+
         return self.llm.facts
 
     @property
@@ -82,10 +87,10 @@ class ModelSlot:
             await asyncio.shield(self._load)
         except asyncio.CancelledError:
             if self._load.cancelled():
-                raise brief(EngineStartupError(f"The load of {self.name} was ended; load it again.")) from None
+                raise brief(self._load_was_ended()) from None
             raise
         except EngineStartupError as error:
-            raise brief(_with_hint(error, self.name)) from None
+            raise brief(self._load_was_ended() if self.ended else _with_hint(error, self.name)) from None
         if self.ended:
             raise brief(EngineDeadError(f"{self.name} was unloaded; load it again."))
         return self.llm
@@ -108,6 +113,9 @@ class ModelSlot:
     def _begin(self, load: Callable[[], Awaitable[EngineCoreReadyResponse]]) -> None:
         self._load = asyncio.ensure_future(self._wait_for_engine(load))
         self._load.add_done_callback(self._on_load_over)
+    def _load_was_ended(self) -> EngineStartupError:
+        return EngineStartupError(f"The load of {self.name} was ended; load it again.")
+
 
     async def _wait_for_engine(self, load: Callable[[], Awaitable[EngineCoreReadyResponse]]) -> None:
         started = time.monotonic()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmkernel.config import DEFAULT_MODEL, EngineArgs, format_bytes
-from llmkernel.errors import InvalidRequestError
+from llmkernel.errors import EngineDeadError, InvalidRequestError
 from llmkernel.notebook.brief_errors import brief
 from llmkernel.notebook.cells import Cells
 from llmkernel.notebook.chats import Chats
@@ -75,13 +75,15 @@ class Session:
     def restart(self, name: str | None = None) -> Work:
         """End the engine of a model, dead, stuck or well, and load it anew; await the result for its AsyncLLM.
 
-        The ModelSlot and the AsyncLLM stay the same objects. What the engine works on is cancelled, the text so far
+        The ModelSlot and the AsyncLLM stay the same objects. What the engine works on fails and says so, the text so far
         kept. name: may be left out where one model is loaded.
         """
         slot = self.slot(name, only=True)
         if slot.loading:
             raise brief(InvalidRequestError(f"{slot.name} is still loading; wait for it, or %llm unload {slot.name}."))
-        self._cancel_generations(slot)
+        lost = EngineDeadError(f"{slot.name} was restarted before this was finished; ask again.")
+        for generation in self.running():
+            generation.fail_at(slot, lost)
         slot.restart()
         return self._loading(slot)
 
@@ -203,6 +205,19 @@ class Session:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._stop_unsent, list(ids))
 
+    def cancel_load(self, name: str) -> None:
+        """End the load of a model, as Interrupt of its cell does. From any thread: the engine process ends at once, the
+        rest is told when the loop turns.
+        """
+        slot = self.models.get(name)
+        if slot is not None and slot.loading:
+            slot.shutdown()
+            slot.loop.call_soon_threadsafe(self._forget_ended, slot)
+
+    def _forget_ended(self, slot: "ModelSlot") -> None:
+        self._remove(slot)
+        slot.tell()
+
     def _stop_unsent(self, ids: list[str]) -> None:
         for generation in self.running():
             generation.stop_unsent(ids)
@@ -280,9 +295,8 @@ class Session:
         """Interrupt of a load ends the engine process and frees everything."""
         if not slot.loading:
             return f"{slot.name} is loaded."
-        self._remove(slot)
         given_back = slot.shutdown()
-        slot.tell()
+        self._forget_ended(slot)
         return f"the load of {slot.name} was ended, {format_bytes(given_back)} given back."
 
 

@@ -68,7 +68,7 @@ LONG_TEXTS = """
 from IPython.display import display
 from llmkernel.notebook.widgets.stop_channel import StopChannel
 from llmkernel.notebook.widgets.stream_view import StreamView
-view = StreamView([("a", "emoji"), ("b", "line")], StopChannel(print))
+view = StreamView([("a", "emoji"), ("b", "line")], StopChannel(print, print))
 display(view)
 view.append(0, "🙂" * 10_000)
 view.append(1, "w" * 200_000)

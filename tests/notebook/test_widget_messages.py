@@ -27,7 +27,7 @@ def typescript_fields(name: str) -> set[str]:
 
 
 def test_every_message_has_its_twin() -> None:
-    traits = {"StreamTraits", "DashboardTraits"}
+    traits = {"StreamTraits", "DashboardTraits", "LoadTraits"}
     assert set(PYTHON) == set(INTERFACES) - traits
 
 

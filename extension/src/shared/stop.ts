@@ -1,12 +1,12 @@
-import type { Hello, Stop } from "../model";
+import type { StopUp } from "../model";
 import { resolveModel } from "./widget";
 
 interface StopModel {
-  send(message: Hello | Stop): void;
+  send(message: StopUp): void;
 }
 
 /**
- * The way of a Stop click to the kernel: a comm of its own, so that it is heard while a cell blocks the main thread.
+ * The way of a click on Stop or Cancel to the kernel: a comm of its own, so that it is heard while a cell blocks the main thread.
  * It says hello at once: the kernel answers from inside its handler, which is what moves the comm off the main thread.
  */
 export class StopChannel {
@@ -22,5 +22,9 @@ export class StopChannel {
 
   async stop(ids: string[]): Promise<void> {
     if (ids.length > 0) (await this.ready).send({ t: "stop", ids });
+  }
+
+  async cancel(model: string): Promise<void> {
+    (await this.ready).send({ t: "cancel", model });
   }
 }

@@ -10,6 +10,7 @@ import msgspec
 
 __all__ = [
     "Alternative",
+    "Cancel",
     "Counters",
     "DashboardFrame",
     "DashboardSnapshot",
@@ -19,6 +20,7 @@ __all__ = [
     "Heard",
     "Hello",
     "Hop",
+    "LoadState",
     "Part",
     "RequestRow",
     "Resync",
@@ -130,6 +132,12 @@ class Heard(msgspec.Struct, tag_field="t", tag="heard"):
 class RequestRow(Counters, kw_only=True):
     """A row of the dashboard's table."""
 
+class Cancel(msgspec.Struct, tag_field="t", tag="cancel"):
+    """End the load of this model."""
+
+    model: str
+
+
     id: str
     cell: int
     model: str
@@ -198,8 +206,21 @@ class Trace(msgspec.Struct, tag_field="t", tag="trace"):
     hops: list[Hop]
 
 
+class LoadState(msgspec.Struct, omit_defaults=True):
+    """How a load stands."""
+
+    model: str
+    title: str
+    state: str
+    words: str
+    stages: list[str] = []
+    at: int = 0
+    share: float | None = None
+    seconds: float = 0.0
+
+
 StreamUp = Hello | Resync | Visible | Want
-StopUp = Hello | Stop
+StopUp = Hello | Stop | Cancel
 DashboardUp = Hello | Resync | TraceRequest
 
 

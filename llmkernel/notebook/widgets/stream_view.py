@@ -2,14 +2,13 @@
 
 import asyncio
 import contextvars
-import os
 import pathlib
 from collections.abc import Iterable
 from typing import Any
 
-import anywidget
 import traitlets
 
+from llmkernel.notebook.widgets.live_widget import LiveWidget, bundle
 from llmkernel.notebook.widgets.messages import (
     Counters,
     Hello,
@@ -28,30 +27,23 @@ from llmkernel.notebook.widgets.stream_rows import StreamRows
 __all__ = ["StreamView"]
 
 _STATIC = pathlib.Path(__file__).parent.parent / "static"
-_FOLLOW_FILES = bool(os.environ.get("ANYWIDGET_HMR"))
 
 
-def _bundle(name: str) -> str | pathlib.Path:
-    """Text of a built file. As a path anywidget would follow its changes, and keep every view for ever to tell it."""
-    return _STATIC / name if _FOLLOW_FILES else (_STATIC / name).read_text("utf-8")
-
-
-class StreamView(anywidget.AnyWidget):
+class StreamView(LiveWidget):
     """One widget model per cell; extension/src/stream is its browser half, extension/src/model.ts the contract.
 
     Make it on the kernel's loop and use it there. Call `append` and `count` as answers grow, `beat` to have that sent,
     `finish` once. What a browser says is heard on the loop too, whatever thread it came in on.
     """
 
-    _esm = _bundle("stream.js")
-    _css = _bundle("stream.css")
+    _esm = bundle("stream.js")
+    _css = bundle("stream.css")
     snapshot = traitlets.Any(None, allow_none=True).tag(sync=True)
-    stop = traitlets.Unicode().tag(sync=True)
     logprobs = traitlets.Bool(False).tag(sync=True)
 
     def __init__(self, rows: Iterable[tuple[str, str]], stop: StopChannel, *, logprobs: bool = False) -> None:
         """`rows`: (request id, label) of each request."""
-        super().__init__(stop=f"IPY_MODEL_{stop.model_id}", logprobs=logprobs)
+        super().__init__(stop, logprobs=logprobs)
         self._rows = StreamRows(rows)
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
@@ -72,12 +64,6 @@ class StreamView(anywidget.AnyWidget):
         """Everything has ended: the last frame, and the snapshot that a later view starts from."""
         self.beat(counters=True)
         self.snapshot = pack(self._rows.snapshot())
-
-    def close(self) -> None:
-        """Let go of the browser's half, and of the layout model that comes with every widget."""
-        layout = self.layout
-        super().close()
-        layout.close()
 
     def _receive(self, _widget: object, content: Any, _buffers: object) -> None:
         self._loop.call_soon_threadsafe(self._answer, content, context=self._context)
