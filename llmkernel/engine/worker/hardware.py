@@ -1,23 +1,18 @@
 """What the machine is: device, number format, threads. `auto` settings become facts here."""
 
 import ctypes
-import os
-from pathlib import Path
 
 import torch
 
 from llmkernel.config import EngineArgs
+from llmkernel.engine.worker.cpu_share import read_cpu_share
 from llmkernel.errors import InvalidRequestError, UnsupportedFeatureError
 
-__all__ = ["keep_freed_memory", "physical_cores", "resolve_device", "resolve_dtype", "resolve_num_threads"]
+__all__ = ["keep_freed_memory", "resolve_device", "resolve_dtype", "resolve_num_threads"]
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_FROM_HEAP = 32 * 2**20  # the most that glibc takes
 _KEPT_AT_MOST = 512 * 2**20
-
-_TOPOLOGY = Path("/sys/devices/system/cpu")
-_CGROUP_V2_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-_CGROUP_V1 = Path("/sys/fs/cgroup/cpu")
 
 
 def resolve_device(args: EngineArgs) -> torch.device:
@@ -49,16 +44,8 @@ def resolve_dtype(args: EngineArgs, device: torch.device) -> torch.dtype:
 
 
 def resolve_num_threads(args: EngineArgs) -> int:
-    """Torch threads of the engine; "auto" is one per physical core that this process may use."""
-    return physical_cores() if args.num_threads == "auto" else int(args.num_threads)
-
-
-def physical_cores() -> int:
-    """Physical cores within the CPU affinity and the cgroup's quota, at least 1. Hyperthreads count once."""
-    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    cores = {_siblings(cpu) for cpu in usable}
-    quota = _cgroup_quota()
-    return max(1, len(cores) if quota is None else min(len(cores), int(quota)))
+    """The most torch threads of the engine; "auto" is one per physical core that this process may use."""
+    return read_cpu_share().most_threads if args.num_threads == "auto" else int(args.num_threads)
 
 
 def keep_freed_memory() -> bool:
@@ -79,23 +66,3 @@ def _cpu_multiplies_bfloat16() -> bool:
     capabilities = getattr(torch.cpu, "get_capabilities", None)  # torch >= 2.11
     known = capabilities() if capabilities is not None else {}
     return any(known.get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16"))
-
-
-def _siblings(cpu: int) -> str:
-    try:
-        return (_TOPOLOGY / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text().strip()
-    except OSError:
-        return str(cpu)
-
-
-def _cgroup_quota() -> float | None:
-    """CPUs' worth of time that the cgroup may use; None without a limit."""
-    try:
-        if _CGROUP_V2_QUOTA.exists():
-            quota, period = _CGROUP_V2_QUOTA.read_text().split()
-        else:
-            quota = (_CGROUP_V1 / "cpu.cfs_quota_us").read_text().strip()
-            period = (_CGROUP_V1 / "cpu.cfs_period_us").read_text().strip()
-    except (OSError, ValueError):
-        return None
-    return None if quota in ("max", "-1") else int(quota) / int(period)

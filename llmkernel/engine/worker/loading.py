@@ -15,6 +15,7 @@ import torch
 from llmkernel.config import EngineArgs
 from llmkernel.engine.executor_facts import ExecutorFacts, ReportProgress
 from llmkernel.engine.worker.attention import LayerSpec
+from llmkernel.engine.worker.cpu_share import read_cpu_share
 from llmkernel.engine.worker.fingerprint import fingerprint
 from llmkernel.engine.worker.generation_config import read_generation_config
 from llmkernel.engine.worker.hardware import keep_freed_memory, resolve_device, resolve_dtype, resolve_num_threads
@@ -27,6 +28,7 @@ from llmkernel.engine.worker.models.decoder_config import NotFused
 from llmkernel.engine.worker.models.fused_load import FusedLoad
 from llmkernel.engine.worker.models.runnable import Runnable
 from llmkernel.engine.worker.sampler.sampler import Sampler
+from llmkernel.engine.worker.thread_governor import ThreadGovernor, thread_rules
 from llmkernel.engine.worker.tokenizer_facts import read_tokenizer_facts
 from llmkernel.errors import UnsupportedFeatureError
 from llmkernel.protocol.handshake import ModelFacts, TokenizerFacts
@@ -46,6 +48,7 @@ class ReadyModel:
     runner: ModelRunner
     store: KVStore
     facts: ExecutorFacts
+    governor: ThreadGovernor
 
 
 @torch.inference_mode()
@@ -85,7 +88,7 @@ def load(files: ModelFiles, args: EngineArgs, report: ReportProgress) -> ReadyMo
         kv_cache_bytes=store.num_bytes,
         num_threads=machine.num_threads,
     )
-    return ReadyModel(runner, store, facts)
+    return ReadyModel(runner, store, facts, machine.make_governor(args))
 
 
 class _Machine:
@@ -95,6 +98,12 @@ class _Machine:
         self.device = resolve_device(args)
         self.dtype = resolve_dtype(args, self.device)
         self.num_threads = resolve_num_threads(args)
+
+    def make_governor(self, args: EngineArgs) -> ThreadGovernor:
+        """Of the steps on a CPU, unless the number was asked for; beside another device the threads hardly matter."""
+        governed = args.num_threads == "auto" and self.device.type == "cpu" and self.num_threads > 1
+        rules = thread_rules(read_cpu_share()) if governed else []
+        return ThreadGovernor(self.num_threads, rules, torch.set_num_threads)
 
     def free_memory(self) -> int:
         if self.device.type == "cuda":

@@ -42,11 +42,15 @@ class Worker:
     @property
     def num_threads(self) -> int:
         """Torch threads of the last step; 0 before there is a model."""
-        return 0 if self._ready is None else self._ready.facts.num_threads
+        return 0 if self._ready is None else self._ready.governor.num_threads
 
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step."""
-        return self._started().runner.execute(step)
+        ready = self._started()
+        ready.governor.begin_step()
+        output = ready.runner.execute(step)
+        ready.governor.end_step(step.total_num_scheduled_tokens)
+        return output
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """A call by name, from the allow-list: ping, memory, model_info. Plain values come back."""
