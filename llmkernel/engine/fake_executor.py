@@ -17,7 +17,7 @@ from llmkernel.engine.executor import Executor
 from llmkernel.engine.executor_facts import ExecutorFacts, ReportProgress
 from llmkernel.engine.fake_kv import FakeKVCache, FakeRequest, FakeStepError
 from llmkernel.engine.fake_tokenizer import EOS_TOKEN_ID, NUM_TOKENS, fake_tokenizer_facts
-from llmkernel.engine.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from llmkernel.engine.scheduler.output import GrammarMasks, ModelRunnerOutput, SchedulerOutput
 from llmkernel.errors import InvalidRequestError
 from llmkernel.protocol.handshake import ModelFacts
 from llmkernel.protocol.outputs import LogprobsLists
@@ -34,9 +34,10 @@ class FakeSettings:
     """Settings, written into the model's name: "fake:step_ms=5,num_blocks=64".
 
     step_ms, load_ms: how long a step and the load sleep (0: never). fail_load=1: the load raises. echo=1: the answer is
-    the prompt, then the end token. eos_every=N: about one token in N is the end token (0: none). fail_token: a request
-    whose prompt holds this id fails alone; raise_token: the step raises; crash_token: the process ends in the step
-    (-1: none). verify=0: do not check KV slots, for benchmarks.
+    the prompt, then the end token. eos_every=N: about one token in N is the end token (0: none). letters=N: of
+    how many a text is made; of few it comes to repeat itself. reject_every=N: about one right draft in N is rejected
+    all the same (0: none). fail_token: a request whose prompt holds this id fails alone; raise_token: the
+    step raises; crash_token: the process ends in the step (-1: none). verify=0: do not check KV slots, for benchmarks.
     """
 
     step_ms: float = 0
@@ -52,6 +53,8 @@ class FakeSettings:
     eos_every: int = 0
     echo: int = 0
     verify: int = 1
+    letters: int = 27
+    reject_every: int = 0
 
     @classmethod
     def parse(cls, model: str) -> "FakeSettings":
@@ -79,17 +82,17 @@ class FakeSettings:
         return settings
 
 
-def fake_next_token(token_ids: Sequence[int], *, eos_every: int = 0) -> int:
+def fake_next_token(token_ids: Sequence[int], *, eos_every: int = 0, letters: int = 27) -> int:
     """The token after `token_ids`: a letter a to z or a space, from the last two tokens and the position.
 
-    mix = 31 * last + 17 * last but one + 7 * position; the token is chr(97 + mix % 27), the 27th being the space. With
-    eos_every = N it is the end token wherever mix % N == 0.
+    mix = 31 * last + 17 * last but one + 7 * position; the token is chr(97 + mix % letters), the 27th being the space.
+    With eos_every = N it is the end token wherever mix % N == 0.
     """
     before = token_ids[-2] if len(token_ids) > 1 else 0
     mix = 31 * token_ids[-1] + 17 * before + 7 * len(token_ids)
     if eos_every and mix % eos_every == 0:
         return EOS_TOKEN_ID
-    letter = mix % 27
+    letter = mix % letters
     return 32 if letter == 26 else 97 + letter
 
 
@@ -212,7 +215,8 @@ class FakeExecutor(Executor):
         for request in scheduled:
             self._kv.verify(request)
         for request in scheduled:
-            self._kv.write(request, step.num_scheduled_tokens[request.request_id])
+            drafts = step.scheduled_spec_decode_tokens.get(request.request_id, ())
+            self._kv.write(request, step.num_scheduled_tokens[request.request_id], drafts)
 
     def _answer(self, step: SchedulerOutput, scheduled: list[FakeRequest]) -> ModelRunnerOutput:
         output = ModelRunnerOutput({})
@@ -224,17 +228,34 @@ class FakeExecutor(Executor):
             request.num_computed_tokens += step.num_scheduled_tokens[request_id]
             if request.num_computed_tokens < len(request.token_ids):
                 continue
-            token_id = self._next_token(request, step.grammar.of(request_id) if step.grammar else None)
-            if token_id is None:
+            first = request.num_output_tokens == 0
+            token_ids = self._say(request, step.scheduled_spec_decode_tokens.get(request_id, []), step.grammar)
+            if not token_ids:
                 output.errors[request_id] = "no token is allowed"
                 continue
-            if request.sampling_params.prompt_logprobs is not None and request.num_output_tokens == 0:
+            if request.sampling_params.prompt_logprobs is not None and first:
                 output.prompt_logprobs[request_id] = _prompt_logprobs(request, self._settings.vocab_size)
-            request.token_ids.append(token_id)
-            output.sampled_token_ids[request_id] = [token_id]
+            output.sampled_token_ids[request_id] = token_ids
             if request.sampling_params.logprobs is not None:
-                output.logprobs[request_id] = _logprobs(token_id, request.sampling_params, self._settings.vocab_size)
+                output.logprobs[request_id] = _logprobs(token_ids, request.sampling_params, self._settings.vocab_size)
         return output
+
+    def _say(self, request: FakeRequest, drafts: list[int], grammar: GrammarMasks | None) -> list[int]:
+        """The next token, and the one after each draft that is what it would have said."""
+        said: list[int] = []
+        for ahead in range(len(drafts) + 1):
+            token_id = self._next_token(request, grammar.of(request.request_id, ahead) if grammar else None)
+            if token_id is None:
+                break
+            request.token_ids.append(token_id)
+            said.append(token_id)
+            if ahead == len(drafts) or token_id != drafts[ahead] or self._rejects(request):
+                break
+        return said
+
+    def _rejects(self, request: FakeRequest) -> bool:
+        every = self._settings.reject_every
+        return every > 0 and (13 * request.token_ids[-1] + 5 * len(request.token_ids)) % every == 0
 
     def _next_token(self, request: FakeRequest, mask: np.ndarray | None) -> int | None:
         """What it would say, or the next id that its grammar allows; None if there is none."""
@@ -251,7 +272,8 @@ class FakeExecutor(Executor):
             prompt, done = request.prompt_token_ids, request.num_output_tokens
             token_id = prompt[done] if done < len(prompt) else EOS_TOKEN_ID
         else:
-            token_id = fake_next_token(request.token_ids, eos_every=self._settings.eos_every)
+            settings = self._settings
+            token_id = fake_next_token(request.token_ids, eos_every=settings.eos_every, letters=settings.letters)
         masked = request.num_output_tokens < request.sampling_params.min_tokens
         return ord("z") if masked and token_id == request.eos_token_id else token_id
 
@@ -278,9 +300,9 @@ def _model_facts(name: str, settings: FakeSettings) -> ModelFacts:
     )
 
 
-def _logprobs(token_id: int, params: SamplingParams, vocab_size: int) -> LogprobsLists:
+def _logprobs(token_ids: list[int], params: SamplingParams, vocab_size: int) -> LogprobsLists:
     assert params.logprobs is not None
-    return _make_logprobs([token_id], params.logprobs, vocab_size)
+    return _make_logprobs(token_ids, params.logprobs, vocab_size)
 
 
 def _prompt_logprobs(request: FakeRequest, vocab_size: int) -> LogprobsLists:

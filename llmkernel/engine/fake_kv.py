@@ -1,5 +1,7 @@
 """FakeKVCache: a record of what was written into every KV slot, in place of tensors."""
 
+from collections.abc import Sequence
+
 from llmkernel.protocol.sampling_params import SamplingParams
 
 __all__ = ["FakeKVCache", "FakeRequest", "FakeStepError"]
@@ -41,6 +43,14 @@ class FakeRequest:
             self.names.append(name)
         return self.names
 
+    def name_drafts(self, drafts: Sequence[int]) -> list[int]:
+        """Names of tokens behind all positions so far, which may never become its own."""
+        names, name = [], self.name_tokens()[-1]
+        for token_id in drafts:
+            name = hash((name, token_id))
+            names.append(name)
+        return names
+
 
 class FakeKVCache:
     """Slot -> name of the position whose KV was written there last, 0 for none. Block 0 is nobody's."""
@@ -60,11 +70,11 @@ class FakeKVCache:
             if self._slots[self._block_id(request, index)][: len(expected)] != expected:
                 raise FakeStepError(f"{request.request_id}: block {index} does not hold the KV that it should.")
 
-    def write(self, request: FakeRequest, num_tokens: int) -> None:
-        """Compute `num_tokens` tokens from num_computed_tokens on. FakeStepError if they have no block."""
-        names, size = request.name_tokens(), self._block_size
+    def write(self, request: FakeRequest, num_tokens: int, drafts: Sequence[int] = ()) -> None:
+        """Compute `num_tokens` tokens from num_computed_tokens on, drafts included. FakeStepError without a block."""
+        names, size = request.name_tokens() + request.name_drafts(drafts), self._block_size
         end = request.num_computed_tokens + num_tokens
-        if num_tokens < 1 or end > len(names):
+        if num_tokens < 1 or end > len(names) or (drafts and end != len(names)):
             raise FakeStepError(f"{request.request_id}: {num_tokens} tokens scheduled, not one of those left.")
         for position in range(request.num_computed_tokens, end):
             block_id = self._block_id(request, position // size)

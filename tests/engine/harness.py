@@ -40,11 +40,12 @@ def reference_answer(
     min_tokens: int = 0,
     stop_token_ids: Sequence[int] = (),
     eos_every: int = 0,
+    letters: int = 27,
 ) -> tuple[list[int], FinishReason]:
     """What the fake model answers to a request that is alone in the world, written without the engine."""
     token_ids = list(prompt)
     while True:
-        token_id = fake_next_token(token_ids, eos_every=eos_every)
+        token_id = fake_next_token(token_ids, eos_every=eos_every, letters=letters)
         done = len(token_ids) - len(prompt)
         if token_id == EOS and done < min_tokens:
             token_id = ord("z")

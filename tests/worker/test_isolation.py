@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from llmkernel.engine.worker.sampler.sampler import Sampler
+from llmkernel.engine.worker.sampler.sampler import Place, Sampler
 from llmkernel.protocol.outputs import FinishReason
 from tests.worker import tiny_models
 from tests.worker.engine_run import EngineRun
@@ -69,16 +69,16 @@ def test_a_sampler_that_raises_for_one_request_in_the_middle_of_its_answer(
     run: EngineRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = [run.generate([prompt], 6, **SAMPLED)[0].token_ids for prompt in prompts()]
-    sample = Sampler.sample
+    sample = Sampler.sample_places
 
-    def faulty(self: Sampler, logits: Any, req_ids: list[str], outputs: list[list[int]], *rest: Any) -> Any:
-        drawn = sample(self, logits, req_ids, outputs, *rest)
-        if any(req_id == victim and len(output) >= 3 for req_id, output in zip(req_ids, outputs, strict=True)):
+    def faulty(self: Sampler, logits: Any, places: list[Place]) -> Any:
+        drawn = sample(self, logits, places)
+        if any(place.req_id == victim and len(place.output_token_ids) >= 3 for place in places):
             raise RuntimeError("a processor does not like it")
         return drawn
 
     victim = f"r{run._count + 3}"
-    monkeypatch.setattr(Sampler, "sample", faulty)
+    monkeypatch.setattr(Sampler, "sample_places", faulty)
     answers = run.generate(prompts(), 6, **SAMPLED)
     assert answers[2].finish_reason is FinishReason.ERROR
     assert answers[2].token_ids == alone[2][:3]

@@ -45,7 +45,8 @@ class CachedRequestData:
 class GrammarMasks:
     """What the grammars of this step's requests allow as the next token. Valid until the next step is scheduled.
 
-    rows: request id -> row of `bitmask`, int32 [rows, words]: bit i % 32 of word i // 32 stands for token i.
+    rows: request id -> row of `bitmask`, int32 [rows, words]: bit i % 32 of word i // 32 stands for token i. A request
+    with drafts has a row more for each, in order: what may follow when the draft is accepted.
     errors: requests whose grammar has failed, with the reason; their rows allow nothing.
     """
 
@@ -53,10 +54,10 @@ class GrammarMasks:
     bitmask: np.ndarray
     errors: dict[str, str] = dataclasses.field(default_factory=dict)
 
-    def of(self, req_id: str) -> np.ndarray | None:
-        """The words of one request, None if it may say anything."""
+    def of(self, req_id: str, ahead: int = 0) -> np.ndarray | None:
+        """The words of one request behind `ahead` of its drafts, None if it may say anything."""
         row = self.rows.get(req_id)
-        return None if row is None else self.bitmask[row]
+        return None if row is None else self.bitmask[row + ahead]
 
 
 @dataclasses.dataclass(slots=True)
@@ -66,6 +67,8 @@ class SchedulerOutput:
     Take them in first: an id of theirs may be new or resumed in the same step. After a step that raised they are told
     again, and so they may name requests that the worker has never seen. A step may have no tokens, only such ids.
     Blocks read by a request (tokens before num_computed_tokens) were written in earlier steps, never in this one.
+    scheduled_spec_decode_tokens: request id -> drafts, which are computed behind all of the request's tokens and count
+    among its num_scheduled_tokens; they have blocks. The next step says how many were taken (num_computed_tokens).
     """
 
     scheduled_new_reqs: list[NewRequestData]
@@ -75,13 +78,15 @@ class SchedulerOutput:
     finished_req_ids: set[str]
     preempted_req_ids: set[str]
     grammar: GrammarMasks | None = None
+    scheduled_spec_decode_tokens: dict[str, list[int]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(slots=True)
 class ModelRunnerOutput:
     """What a step computed.
 
-    sampled_token_ids: request id -> new tokens; a request whose prefill is not through has no entry (or []).
+    sampled_token_ids: request id -> new tokens; a request whose prefill is not through has no entry (or []). With
+    drafts: those that are what it would have said, as far as they are, and one token more.
     logprobs: of the sampled tokens, for requests that asked. errors: requests that failed alone, with the reason.
     prompt_logprobs: of the prompt's tokens but the first, for requests that asked, with their first token.
     """

@@ -1,7 +1,7 @@
 """What the worker remembers of each request, and the flat batch that a step makes of them."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -9,7 +9,10 @@ from llmkernel.engine.scheduler.output import NewRequestData
 from llmkernel.engine.worker.paged_attention import ScheduledTokens
 from llmkernel.engine.worker.prompt_logprobs import PromptLogprobs
 
-__all__ = ["InputBatch", "PromptRows", "RunningRequest", "StepInputs"]
+__all__ = ["InputBatch", "PromptRows", "RunningRequest", "SampledRun", "StepInputs"]
+
+
+_NO_DRAFTS: Mapping[str, list[int]] = {}
 
 
 class RunningRequest:
@@ -74,6 +77,18 @@ class RunningRequest:
 
 
 @dataclasses.dataclass(frozen=True)
+class SampledRun:
+    """A request that is due a token, and one more for each of its drafts that proves right.
+
+    Its rows of the logits are consecutive, from `row` on: after its last token, then after each draft.
+    """
+
+    request: RunningRequest
+    drafts: list[int]
+    row: int
+
+
+@dataclasses.dataclass(frozen=True)
 class PromptRows:
     """Consecutive rows of the logits, from `row` on: what the model says after the prompt tokens at `positions`."""
 
@@ -86,16 +101,17 @@ class PromptRows:
 class StepInputs:
     """A step, flat: decodes first, by context length, then chunks. T tokens in all.
 
-    token_ids, positions: int64 [T]. sampled: requests that get a token, in the order of logits_rows (indices into T).
-    unfinished_blocks: blocks begun in this step and not filled by it. prompts: whose prompt logprobs this step has; the
-    rows of their logits follow those of `sampled` in logits_rows.
+    token_ids, positions: int64 [T]. sampled: requests that get tokens, in the order of logits_rows (indices into T), of
+    which they have the first num_sampled_rows. unfinished_blocks: blocks begun in this step and not filled by it.
+    prompts: whose prompt logprobs this step has; the rows of their logits follow.
     """
 
     requests: list[RunningRequest]
     sequences: list[ScheduledTokens]
     token_ids: np.ndarray
     positions: np.ndarray
-    sampled: list[RunningRequest]
+    sampled: list[SampledRun]
+    num_sampled_rows: int
     logits_rows: np.ndarray
     unfinished_blocks: list[int]
     prompts: list[PromptRows]
@@ -116,11 +132,14 @@ class InputBatch:
         """Whether the request was known."""
         return self.requests.pop(req_id, None) is not None
 
-    def make_inputs(self, num_scheduled_tokens: dict[str, int]) -> StepInputs:
-        """The flat batch of these requests; a request gets a logits row where its last known token is computed."""
+    def make_inputs(
+        self, num_scheduled_tokens: dict[str, int], drafts: Mapping[str, list[int]] = _NO_DRAFTS
+    ) -> StepInputs:
+        """The flat batch of these requests; one gets logits rows where its last known token and drafts are computed."""
         scheduled = [(self.requests[req_id], count) for req_id, count in num_scheduled_tokens.items()]
         scheduled.sort(key=lambda item: (item[1] > 1, item[0].num_computed))
-        sequences, tokens, positions, sampled, rows, unfinished = [], [], [], [], [], []
+        sequences, tokens, positions, sampled, unfinished = [], [], [], [], []
+        rows: list[int] = []
         prompts: list[tuple[RunningRequest, range]] = []
         prompt_rows: list[int] = []
         end = 0
@@ -128,11 +147,12 @@ class InputBatch:
             first, last = request.num_computed, request.num_computed + count
             end += count
             sequences.append(ScheduledTokens(count, first, request.block_ids))
-            tokens.extend(request.token_ids[first:last])
+            drafted = drafts.get(request.req_id, [])
+            tokens.extend(request.token_ids[first:last] + drafted)
             positions.append(np.arange(first, last))
-            if last == len(request.token_ids):
-                sampled.append(request)
-                rows.append(end - 1)
+            if last == len(request.token_ids) + len(drafted):
+                sampled.append(SampledRun(request, drafted, len(rows)))
+                rows.extend(range(end - 1 - len(drafted), end))
             if about_prompt := request.prompt_positions(first, last):
                 prompts.append((request, about_prompt))
                 prompt_rows.extend(range(end - count, end - count + len(about_prompt)))
@@ -145,6 +165,7 @@ class InputBatch:
             token_ids=np.array(tokens, dtype=np.int64),
             positions=np.concatenate(positions),
             sampled=sampled,
+            num_sampled_rows=len(rows),
             logits_rows=np.array(rows + prompt_rows, dtype=np.int64),
             unfinished_blocks=unfinished,
             prompts=_numbered(prompts, len(rows)),

@@ -1,4 +1,4 @@
-"""ModelRunner: one step of the scheduler, as one forward of the model and one draw per request that is due a token."""
+"""ModelRunner: one step of the scheduler, as one forward of the model and the draws of the requests due a token."""
 
 from collections.abc import Hashable, Mapping
 
@@ -12,6 +12,7 @@ from llmkernel.engine.worker.kv_store import KVStore
 from llmkernel.engine.worker.models.runnable import RunnableModel
 from llmkernel.engine.worker.paged_attention import PagedAttention
 from llmkernel.engine.worker.prompt_logprobs import PromptLogprobs
+from llmkernel.engine.worker.run_sampler import sample_runs
 from llmkernel.engine.worker.sampler.sampler import Sampler
 from llmkernel.errors import LLMKernelError
 
@@ -53,7 +54,7 @@ class ModelRunner:
         output = ModelRunnerOutput(sampled_token_ids={}, errors=errors)
         if not due:
             return output
-        inputs = self._batch.make_inputs(due)
+        inputs = self._batch.make_inputs(due, step.scheduled_spec_decode_tokens)
         if inputs.unfinished_blocks:
             self._store.clear_blocks(inputs.unfinished_blocks)
         context = PagedAttention(self._store, self._layers, inputs.sequences, dtype=self._dtype, device=self._device)
@@ -66,19 +67,13 @@ class ModelRunner:
             output.errors.update(self._take_prompt_logprobs(logits, inputs))
         if not inputs.sampled:
             return output
-        drawn = self._sampler.sample(
-            logits[: len(inputs.sampled)],
-            [request.req_id for request in inputs.sampled],
-            [request.output_token_ids for request in inputs.sampled],
-            step.grammar,
-        )
-        for request, token_id in zip(inputs.sampled, drawn.token_ids, strict=True):
-            if request.req_id not in drawn.errors:
-                request.append(token_id)
-                output.sampled_token_ids[request.req_id] = [token_id]
+        drawn = sample_runs(self._sampler, logits[: inputs.num_sampled_rows], inputs.sampled, step.grammar)
+        for run in inputs.sampled:
+            request = run.request
             if request.prompt_logprobs is not None:
                 output.prompt_logprobs[request.req_id] = request.prompt_logprobs.lists()
                 request.prompt_logprobs = None
+        output.sampled_token_ids = drawn.token_ids
         output.logprobs = drawn.logprobs
         output.errors.update(drawn.errors)
         return output

@@ -49,6 +49,10 @@ class RequestState:
         stops = [*(params.stop_token_ids or ()), *(() if eos_token_id is None else (eos_token_id,))]
         self._stop_ids = list(dict.fromkeys(token for token in stops if 0 <= token < vocab_size))
 
+    def looks_back(self, output_token_ids: list[int]) -> bool:
+        """What may be drawn after these, and after what follows, depends on the tokens that were drawn before."""
+        return self.penalties is not None or bool(self._bad_words) or len(output_token_ids) < self._min_tokens
+
     def held_stops(self, output_token_ids: list[int]) -> list[int]:
         """The tokens that min_tokens alone forbids after these."""
         return self._stop_ids if len(output_token_ids) < self._min_tokens else []

@@ -10,19 +10,25 @@ __all__ = ["Row"]
 class Row:
     """Row `index` of the logits: its request, and what that has generated. banned: tokens it may not draw here.
 
-    cut: how it is drawn from, None = greedy. grammar: int32 words, bit i % 32 of word i // 32 set where token i follows
-    its grammar; None = any may.
+    ahead: tokens of the answer, still unknown, that come before the one drawn here. cut: how it is drawn from, None =
+    greedy. grammar: int32 words, bit i % 32 of word i // 32 set where token i follows its grammar; None = any may.
     """
 
-    __slots__ = ("banned", "cut", "grammar", "index", "output", "state")
+    __slots__ = ("banned", "cut", "grammar", "index", "output", "position", "state")
 
     def __init__(
-        self, index: int, state: RequestState, output_token_ids: list[int], grammar: np.ndarray | None = None
+        self,
+        index: int,
+        state: RequestState,
+        output_token_ids: list[int],
+        grammar: np.ndarray | None = None,
+        ahead: int = 0,
     ) -> None:
         self.index = index
         self.state = state
         self.cut = state.truncation
         self.output = output_token_ids
+        self.position = len(output_token_ids) + ahead
         self.banned = state.banned(output_token_ids)
         self.grammar = grammar
 

@@ -3,7 +3,9 @@
 import dataclasses
 import random
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from llmkernel.engine.scheduler.output import GrammarMasks
@@ -16,7 +18,7 @@ from llmkernel.engine.worker.sampler.step import SamplerStep
 from llmkernel.protocol.outputs import LogprobsLists
 from llmkernel.protocol.sampling_params import SamplingParams
 
-__all__ = ["Sampler", "SamplerOutput"]
+__all__ = ["Place", "PlacesOutput", "Sampler", "SamplerOutput"]
 
 
 @dataclasses.dataclass(slots=True)
@@ -26,6 +28,26 @@ class SamplerOutput:
     token_ids: list[int]
     logprobs: dict[str, LogprobsLists] = dataclasses.field(default_factory=dict)
     errors: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+class Place(NamedTuple):
+    """Where a token is drawn: behind `ahead` unknown tokens after all that the request has generated.
+
+    words: what its grammar allows there (int32, see GrammarMasks), None = anything.
+    """
+
+    req_id: str
+    output_token_ids: list[int]
+    ahead: int = 0
+    words: np.ndarray | None = None
+
+
+class PlacesOutput(NamedTuple):
+    """What was drawn. token_ids: one per place, -1 = failed. logprobs, errors: by place, where there are any."""
+
+    token_ids: list[int]
+    logprobs: dict[int, LogprobsLists]
+    errors: dict[int, str]
 
 
 class Sampler:
@@ -105,14 +127,31 @@ class Sampler:
         output_token_ids[i]: everything that request has generated; how many they are is the position of the draw. It
         must have been added. grammar: what the grammars of this step allow, for the requests that have one.
         """
+        places = [
+            Place(req_id, output, words=grammar.of(req_id) if grammar is not None else None)
+            for req_id, output in zip(req_ids, output_token_ids, strict=True)
+        ]
+        drawn = self.sample_places(logits, places)
+        return SamplerOutput(
+            drawn.token_ids,
+            {req_ids[place]: lists for place, lists in drawn.logprobs.items()},
+            {req_ids[place]: reason for place, reason in drawn.errors.items()},
+        )
+
+    @torch.inference_mode()
+    def sample_places(self, logits: torch.Tensor, places: Sequence[Place]) -> PlacesOutput:
+        """One token per row of `logits` (see sample); row i is for places[i].
+
+        Several places of one request in one call must not look back.
+        """
         rows = [
-            Row(index, self._requests[req_id], output, grammar.of(req_id) if grammar is not None else None)
-            for index, (req_id, output) in enumerate(zip(req_ids, output_token_ids, strict=True))
+            Row(index, self._requests[place.req_id], place.output_token_ids, place.words, place.ahead)
+            for index, place in enumerate(places)
         ]
         step = SamplerStep(logits, rows, self._scratch, self._logprobs_mode, self._processors)
         step.run()
-        return SamplerOutput(
-            step.token_ids,
-            {req_ids[row]: lists for row, lists in step.logprobs().items()},
-            {req_ids[row]: reason for row, reason in step.errors.items()},
-        )
+        return PlacesOutput(step.token_ids, step.logprobs(), step.errors)
+
+    def looks_back(self, req_id: str, output_token_ids: list[int]) -> bool:
+        """A token of this request cannot be drawn before the one in front of it is known."""
+        return bool(self._processors) or self._requests[req_id].looks_back(output_token_ids)

@@ -121,7 +121,7 @@ class SamplerStep:
 
     def _draw(self, rows: list[Row], padded: torch.Tensor, maxima: torch.Tensor) -> None:
         keys = torch.tensor([row.state.key for row in rows], device=padded.device)
-        positions = torch.tensor([len(row.output) for row in rows], device=padded.device)
+        positions = torch.tensor([row.position for row in rows], device=padded.device)
         truncations = [row.cut for row in rows if row.cut is not None]
         self._store(rows, draw_tokens(padded, maxima, truncations, uniforms(keys, positions)))
 
@@ -163,7 +163,7 @@ class SamplerStep:
             cause = "a logits processor made a logit infinite or NaN; correct it"
         else:
             cause = "a penalty made a logit infinite; use a repetition_penalty nearer to 1"
-        return f"No token could be drawn at output position {len(row.output)}: {cause}."
+        return f"No token could be drawn at output position {row.position}: {cause}."
 
     def _store(self, rows: list[Row], tokens: torch.Tensor) -> None:
         for row, token in zip(rows, tokens.tolist(), strict=True):
