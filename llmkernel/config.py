@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from llmkernel.errors import InvalidRequestError, UnsupportedFeatureError
+from llmkernel.speculative_config import SpeculativeConfig
 
 __all__ = ["DEFAULT_MODEL", "EngineArgs", "format_bytes", "parse_bytes"]
 
@@ -53,7 +54,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     implementation: "auto" is the fused decoder where it is built for the model, transformers' own class otherwise.
     import_paths: custom logits processors ("module:Class", in order) and the folders to find them in (absolute paths).
     logprobs_mode: logprobs or logits, of the model's own logits (raw) or of what is drawn from (processed).
-    keep_alive, speculative, data_parallel_size: exist for later and are refused by name if set.
+    speculative: None | "ngram" | the settings of SpeculativeConfig: draft tokens by prompt lookup.
+    keep_alive, data_parallel_size: exist for later and are refused by name if set.
     """
 
     model: str = DEFAULT_MODEL
@@ -73,7 +75,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     num_threads: str | int = "auto"
     stream_interval: int = 1
     keep_alive: str | None = None
-    speculative: str | None = None
+    speculative: str | dict[str, Any] | None = None
     data_parallel_size: int = 1
     trust_remote_code: bool = False
     import_paths: tuple[str, ...] = ()
@@ -96,9 +98,10 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for path in self.import_paths:
             good = isinstance(path, str) and (os.path.isabs(path) or _IMPORT_PATH.fullmatch(path) is not None)
             _require(good, "import_paths", path, "must be 'module:Class', or the absolute path of a folder")
+        if self.speculative is not None:
+            SpeculativeConfig.parse(self.speculative)
         unbuilt = {
             "keep_alive": self.keep_alive is not None,
-            "speculative": self.speculative is not None,
             "data_parallel_size": self.data_parallel_size != 1,
         }
         for name, asked in unbuilt.items():

@@ -29,6 +29,7 @@ from llmkernel.protocol.handshake import EngineCoreReadyResponse
 from llmkernel.protocol.outputs import EngineCoreOutputs
 from llmkernel.protocol.requests import EngineCoreRequest
 from llmkernel.protocol.stats import SchedulerStats
+from llmkernel.speculative_config import SpeculativeConfig
 
 __all__ = ["EngineCore"]
 
@@ -85,6 +86,7 @@ class EngineCore:
             max_model_len=facts.max_model_len,
             policy=args.scheduling_policy,
             stream_interval=args.stream_interval,
+            speculative=None if args.speculative is None else SpeculativeConfig.parse(args.speculative),
         )
         self._limits = RequestLimits(
             vocab_size=facts.model.vocab_size,
@@ -272,7 +274,7 @@ class EngineCore:
         stats = self._stats(total_cache_stats=True)
         return msgspec.structs.asdict(stats) | {
             name: msgspec.structs.asdict(value)
-            for name in ("prefix_cache_stats", "waiting_head")
+            for name in ("prefix_cache_stats", "waiting_head", "spec_decoding_stats")
             if (value := getattr(stats, name)) is not None
         }
 

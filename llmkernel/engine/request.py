@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from llmkernel.engine.speculative.drafting import Drafting
 from llmkernel.engine.structured.structured_request import StructuredRequest
 from llmkernel.protocol.outputs import EngineCoreEvent, EngineCoreEventType, FinishReason, LogprobsLists
 from llmkernel.protocol.requests import EngineCoreRequest
@@ -54,6 +55,7 @@ class Request:
     scheduled last is through) their KV in the request's blocks. num_cached_tokens: prompt tokens taken from the prefix
     cache when it was first admitted, -1 before. block_hashes: one per full block, empty without prefix caching.
     stop_reason: the stop token's id, or the reason of an error. structured: the grammar that the answer has to follow.
+    drafting: what speculation knows of it, None until it has had drafts.
     """
 
     __slots__ = (
@@ -64,6 +66,7 @@ class Request:
         "block_hashes",
         "cache_salt",
         "client_index",
+        "drafting",
         "eos_token_id",
         "events",
         "known_to_worker",
@@ -115,6 +118,7 @@ class Request:
         self.cache_salt = cache_salt
         self.trace_headers = trace_headers
         self.structured = structured
+        self.drafting: Drafting | None = None
         self.max_tokens = sampling_params.max_tokens
         self.min_tokens = sampling_params.min_tokens
         self.stop_token_ids = frozenset(sampling_params.stop_token_ids or ())

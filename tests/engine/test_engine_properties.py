@@ -21,7 +21,7 @@ RAISE, FAIL = 300, 301
 
 @dataclasses.dataclass(frozen=True)
 class Configuration:
-    """An engine that is short of something."""
+    """An engine that is short of something. drafts: of a request in a step, 0 = no speculation."""
 
     num_blocks: int
     budget: int
@@ -30,16 +30,21 @@ class Configuration:
     caching: bool
     eos_every: int
     stream_interval: int
+    drafts: int
+    letters: int
 
     def start(self) -> Engine:
         return Engine(
-            f"raise_token={RAISE},fail_token={FAIL},eos_every={self.eos_every}",
+            f"raise_token={RAISE},fail_token={FAIL},eos_every={self.eos_every},letters={self.letters},reject_every=7",
             num_blocks=self.num_blocks,
             max_num_batched_tokens=self.budget,
             max_num_seqs=self.max_num_seqs,
             scheduling_policy=self.policy,
             enable_prefix_caching=self.caching,
             stream_interval=self.stream_interval,
+            speculative={"method": "ngram", "num_speculative_tokens": self.drafts, "disable_by_batch_size": 6}
+            if self.drafts
+            else None,
         )
 
 
@@ -80,6 +85,7 @@ class Play:
             min_tokens=min(min_tokens, max_tokens),
             max_model_len=self.engine.core.ready.max_model_len,
             eos_every=self.configuration.eos_every,
+            letters=self.configuration.letters,
         )
         self.expected[name] = Expected(prompt, tokens, reason)
         self.engine.add(
@@ -91,6 +97,7 @@ class Play:
             cache_salt=salt,
             client_index=len(self.expected) % 3,
             prompt_logprobs=1 if len(self.expected) % 4 == 0 else None,
+            logprobs=2 if len(self.expected) % 3 == 0 else None,
         )
 
     def abort(self, names: list[str]) -> None:
@@ -137,6 +144,9 @@ class Play:
         if wanted:
             assert told[0].logprob_token_ids[:, 0].tolist() == expected.prompt[1:]
         tokens, last = self.engine.tokens(name), self.engine.last(name)
+        parts = [output.new_logprobs for output in self.engine.outputs[name] if output.new_logprobs is not None]
+        asked = tokens if int(name[1:]) % 3 == 2 else []
+        assert [token for part in parts for token in part.logprob_token_ids[:, 0].tolist()] == asked
         if last.finish_reason is FinishReason.ABORT:
             assert expected.aborted
             assert tokens == expected.tokens[: len(tokens)]
@@ -158,6 +168,8 @@ configurations = st.builds(
     caching=st.booleans(),
     eos_every=st.sampled_from([0, 0, 7, 40]),
     stream_interval=st.sampled_from([1, 1, 3]),
+    drafts=st.sampled_from([0, 1, 5, 9]),
+    letters=st.sampled_from([27, 2, 3, 5]),
 )
 stems = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 9, 9, 9, 9], [7], [5, 5, 5, 5, 5]]
 prompts = st.builds(
@@ -238,6 +250,8 @@ def play_at_random(seed: int, num_operations: int) -> Play:
             caching=dice.random() < 0.7,
             eos_every=dice.choice([0, 9, 50]),
             stream_interval=dice.choice([1, 1, 4]),
+            drafts=dice.choice([0, 1, 3, 7]),
+            letters=dice.choice([27, 3, 5]),
         )
     )
     for _ in range(num_operations):
@@ -274,7 +288,7 @@ def test_1000_random_operations(seed: int) -> None:
 
 
 def test_random_play_reaches_what_it_is_for() -> None:
-    """Preemption, hits, resumption, refusals to share: all of it happens in the seeds above."""
+    """Preemption, hits, resumption, refusals to share, drafts of all fates: all of it happens in the seeds above."""
     plays = [play_at_random(seed, 200) for seed in range(10)]
     steps = [step for play in plays for step in play.engine.executor.steps]
     stats = [stats for play in plays for stats in play.engine.stats]
@@ -282,5 +296,8 @@ def test_random_play_reaches_what_it_is_for() -> None:
     assert sum(len(step.scheduled_cached_reqs.resumed_req_ids) for step in steps) > 20
     assert sum(item.prefix_cache_stats.hits for item in stats if item.prefix_cache_stats) > 100
     assert any(item.num_skipped_waiting_reqs for item in stats)
+    drafted = [play.engine.stats[-1].spec_decoding_stats for play in plays if play.configuration.drafts]
+    assert sum(item.num_accepted_tokens for item in drafted) > 100
+    assert sum(item.num_draft_tokens - item.num_accepted_tokens for item in drafted) > 100
     reasons = {play.engine.last(name).finish_reason for play in plays for name in play.expected}
     assert reasons == {FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT, FinishReason.ERROR}

@@ -1,11 +1,9 @@
-"""GrammarMaskFiller: the masks of a step, one row for each request that has a grammar and is due a token."""
-
-from collections.abc import Iterable
+"""GrammarMaskFiller: the masks of a step, a row for each token that a request with a grammar may get."""
 
 import numpy as np
 
-from llmkernel.engine.request import Request
 from llmkernel.engine.scheduler.output import GrammarMasks
+from llmkernel.engine.scheduler.step_plan import StepPlan
 
 __all__ = ["GrammarMaskFiller"]
 
@@ -16,19 +14,26 @@ class GrammarMaskFiller:
     def __init__(self) -> None:
         self._words = np.zeros((0, 0), np.int32)
 
-    def fill(self, requests: Iterable[Request]) -> GrammarMasks | None:
-        """The masks for requests of a step whose computed counts were advanced; None if no grammar is concerned."""
-        due = [request for request in requests if request.structured is not None and not request.is_prefill_chunk]
+    def fill(self, plan: StepPlan) -> GrammarMasks | None:
+        """The masks for a step whose computed counts were advanced; None if no grammar is concerned."""
+        due = [
+            (request, request.structured, plan.drafts(request))
+            for request in plan.requests()
+            if request.structured is not None and not request.is_prefill_chunk
+        ]
         if not due:
             return None
-        bitmask = self._rows(len(due), max(request.structured.num_words for request in due if request.structured))
-        masks = GrammarMasks({}, bitmask)
-        for row, request in enumerate(due):
-            assert request.structured is not None
+        num_rows = len(due) + sum(len(drafts) for _, _, drafts in due)
+        masks = GrammarMasks({}, self._rows(num_rows, max(structured.num_words for _, structured, _ in due)))
+        row = 0
+        for request, structured, drafts in due:
             masks.rows[request.request_id] = row
-            request.structured.fill_bitmask(bitmask[row])
-            if request.structured.error is not None:
-                masks.errors[request.request_id] = request.structured.error
+            structured.fill_bitmask(masks.bitmask[row])
+            if structured.error is not None:
+                masks.errors[request.request_id] = structured.error
+            elif drafts:
+                structured.fill_bitmasks_ahead(drafts, masks.bitmask[row + 1 : row + 1 + len(drafts)])
+            row += 1 + len(drafts)
         return masks
 
     def _rows(self, count: int, num_words: int) -> np.ndarray:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from llmkernel.engine.kv_cache.manager import CachedPrefix, KVCacheManager
 from llmkernel.engine.request import Request, RequestStatus
 from llmkernel.engine.scheduler.admission_gate import AdmissionGate, PauseState
+from llmkernel.engine.scheduler.draft_planner import DraftPlanner
 from llmkernel.engine.scheduler.grammar_mask_filler import GrammarMaskFiller
 from llmkernel.engine.scheduler.outbox import Outbox
 from llmkernel.engine.scheduler.output import ModelRunnerOutput, SchedulerOutput
@@ -20,6 +21,7 @@ from llmkernel.errors import InvalidRequestError
 from llmkernel.logger import init_logger
 from llmkernel.protocol.outputs import EngineCoreEventType, LogprobsLists
 from llmkernel.protocol.stats import SchedulerStats, WaitReason
+from llmkernel.speculative_config import SpeculativeConfig
 
 __all__ = ["Scheduler"]
 
@@ -45,6 +47,7 @@ class Scheduler:
         max_model_len: int,
         policy: str = "fcfs",
         stream_interval: int = 1,
+        speculative: SpeculativeConfig | None = None,
     ) -> None:
         self.kv_cache = kv_cache
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -60,6 +63,7 @@ class Scheduler:
             kv_cache, max_num_seqs=self.max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
         )
         self._masks = GrammarMaskFiller()
+        self._drafts = None if speculative is None else DraftPlanner(speculative, kv_cache, self.max_model_len)
         self._num_preempted_waiting = 0
         self._num_skipped = 0
         self._finished_req_ids: set[str] = set()
@@ -144,6 +148,8 @@ class Scheduler:
         self.kv_cache.begin_step()
         self._schedule_running(plan)
         self._wait_reason = self._schedule_waiting(plan)
+        if self._drafts is not None:
+            self._drafts.give(plan, num_running=len(self.running))
         return self._close(plan)
 
     def update_from_output(self, step: SchedulerOutput, output: ModelRunnerOutput) -> None:
@@ -157,7 +163,7 @@ class Scheduler:
                 self._end(request, RequestStatus.FINISHED_ERROR, reason)
                 continue
             try:
-                self._take_output(request, output)
+                self._take_output(request, output, len(step.scheduled_spec_decode_tokens.get(request_id, ())))
             except Exception as error:
                 logger.exception("The output of request %s could not be taken in", request_id)
                 if request_id not in self.requests:
@@ -206,6 +212,7 @@ class Scheduler:
             num_blocks=pool.num_usable_blocks,
             num_free_blocks=pool.num_free_blocks,
             waiting_head=waiting_head,
+            spec_decoding_stats=None if self._drafts is None else self._drafts.stats(),
         )
 
     # Grammars.
@@ -312,7 +319,7 @@ class Scheduler:
         self._finished_req_ids, self._preempted_req_ids = set(), set()
         for request in plan.requests():
             request.num_computed_tokens += step.num_scheduled_tokens[request.request_id]
-        step.grammar = self._masks.fill(plan.requests())
+        step.grammar = self._masks.fill(plan)
         self.step_counter += 1
         self._last_batched_tokens = step.total_num_scheduled_tokens
         self._last_preempted = len(step.preempted_req_ids)
@@ -320,28 +327,39 @@ class Scheduler:
 
     # Taking in.
 
-    def _take_output(self, request: Request, output: ModelRunnerOutput) -> None:
+    def _take_output(self, request: Request, output: ModelRunnerOutput, num_drafts: int) -> None:
         request_id = request.request_id
-        self.kv_cache.commit(request)
         if request.is_prefill_chunk:
+            self.kv_cache.commit(request)
             return
         request.unsent_prompt_logprobs = output.prompt_logprobs.get(request_id, request.unsent_prompt_logprobs)
-        self._take_tokens(request, output.sampled_token_ids.get(request_id), output.logprobs.get(request_id))
-
-    def _take_tokens(self, request: Request, token_ids: list[int] | None, logprobs: LogprobsLists | None) -> None:
+        token_ids = output.sampled_token_ids.get(request_id)
         if not token_ids:
             self._end(request, RequestStatus.FINISHED_ERROR, "The executor returned no token for this request.")
             return
+        num_taken = self._take_tokens(request, token_ids, output.logprobs.get(request_id))
+        if self._drafts is not None and num_drafts:
+            self._drafts.record(request, num_drafts, num_accepted=min(num_taken, len(token_ids) - 1))
+        self.kv_cache.commit(request)
+        if request.is_finished:
+            self._release(request)
+        self.outbox.post(request)
+
+    def _take_tokens(self, request: Request, token_ids: list[int], logprobs: LogprobsLists | None) -> int:
+        """Returns how many of the tokens were taken: a stop cuts the rest off.
+
+        Only what stands before the last token has its KV: drafts that were rejected are not computed any more.
+        """
         before = request.num_output_tokens
         for token_id in token_ids:
             request.append_output_token(token_id)
             if check_stop(request, self.max_model_len):
                 break
+        num_taken = request.num_output_tokens - before
         if logprobs is not None:
-            request.unsent_logprobs.append(_first_positions(logprobs, request.num_output_tokens - before))
-        if request.is_finished:
-            self._release(request)
-        self.outbox.post(request)
+            request.unsent_logprobs.append(_first_positions(logprobs, num_taken))
+        request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
+        return num_taken
 
     def _end(self, request: Request, status: RequestStatus, reason: str) -> None:
         request.status = status

@@ -27,6 +27,7 @@ class StepPlan:
         self._new: dict[str, list[int]] = {}
         self._resumed: dict[str, list[int]] = {}
         self._running: dict[str, list[int]] = {}
+        self._drafts: dict[str, list[int]] = {}
 
     def __len__(self) -> int:
         """Requests that get tokens."""
@@ -52,6 +53,25 @@ class StepPlan:
             self._spend(request, -self.num_scheduled_tokens.pop(request.request_id))
             self._running.pop(request.request_id)
 
+    def decoding(self) -> list[Request]:
+        """Running requests that get their last token alone: drafts may follow it."""
+        return [
+            request
+            for request_id in self._running
+            if (request := self._requests[request_id]).num_output_tokens
+            and request.num_computed_tokens == request.num_tokens - 1
+        ]
+
+    def add_drafts(self, request: Request, token_ids: list[int], new_block_ids: list[int]) -> None:
+        """Tokens to compute behind the request's own, one of which it gets already."""
+        self._drafts[request.request_id] = token_ids
+        self._running[request.request_id] += new_block_ids
+        self.num_scheduled_tokens[request.request_id] += len(token_ids)
+        self._spend(request, len(token_ids))
+
+    def drafts(self, request: Request) -> list[int]:
+        return self._drafts.get(request.request_id, [])
+
     def requests(self) -> list[Request]:
         """Those that get tokens."""
         return list(self._requests.values())
@@ -65,6 +85,7 @@ class StepPlan:
             total_num_scheduled_tokens=sum(self.num_scheduled_tokens.values()),
             finished_req_ids=finished_req_ids,
             preempted_req_ids=preempted_req_ids,
+            scheduled_spec_decode_tokens=self._drafts,
         )
 
     def _count(self, request: Request, num_tokens: int) -> None:

@@ -1,5 +1,6 @@
 """StructuredRequest: what the engine keeps of one request whose answer has to follow a grammar."""
 
+import contextlib
 from collections.abc import Sequence
 from concurrent.futures import Future
 
@@ -57,6 +58,34 @@ class StructuredRequest:
         except GrammarError as error:
             self.error = f"The grammar of structured_outputs cannot go on ({error}); make it simpler."
         return self.error is None
+
+    def allowed_drafts(self, token_ids: Sequence[int]) -> list[int]:
+        """The beginning of `token_ids` that the grammar allows and that does not complete the answer."""
+        assert self._grammar is not None
+        ahead = self._grammar.copy()
+        allowed: list[int] = []
+        with contextlib.suppress(GrammarError):  # a limit, which this answer may never reach
+            for token_id in ahead.validate_tokens(token_ids):
+                ahead.accept_tokens([token_id])
+                if ahead.is_terminated:
+                    break
+                allowed.append(token_id)
+        return allowed
+
+    def fill_bitmasks_ahead(self, drafts: Sequence[int], rows: np.ndarray) -> None:
+        """Row i of int32 `rows` [drafts, words]: what may follow draft i, all clear behind a place where it fails.
+
+        drafts: see allowed_drafts. Nothing changes here: the masks of a draft that is rejected are never looked at.
+        """
+        assert self._grammar is not None
+        ahead = self._grammar.copy()
+        rows.fill(0)
+        with contextlib.suppress(GrammarError):  # told when the answer has come so far
+            for token_id, words in zip(drafts, rows, strict=True):
+                ahead.accept_tokens([token_id])
+                ahead.fill_bitmask(words)
+                if self._withheld:
+                    self._withhold(words)
 
     def fill_bitmask(self, words: np.ndarray) -> None:
         """The tokens that may come next: see Grammar.fill_bitmask. All clear where the grammar fails: see `error`."""

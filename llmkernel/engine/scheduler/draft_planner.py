@@ -1,0 +1,60 @@
+"""DraftPlanner: who gets drafts in a step, and what became of them (engine.md C.10)."""
+
+import msgspec
+
+from llmkernel.engine.kv_cache.manager import KVCacheManager
+from llmkernel.engine.request import Request
+from llmkernel.engine.scheduler.step_plan import StepPlan
+from llmkernel.engine.speculative.drafting import Drafting
+from llmkernel.protocol.stats import SpecDecodingStats
+from llmkernel.speculative_config import SpeculativeConfig
+
+__all__ = ["DraftPlanner"]
+
+
+class DraftPlanner:
+    """Drafts take what a planned step leaves of its budget and of the free blocks: they make nobody wait.
+
+    They live for one step, so nothing of them is left when a request ends or is preempted. Every kind of request gets
+    drafts, for every position is drawn as it would have been without them; with a grammar, as far as that allows them.
+    """
+
+    def __init__(self, config: SpeculativeConfig, kv_cache: KVCacheManager, max_model_len: int) -> None:
+        self._config = config
+        self._kv_cache = kv_cache
+        self._max_model_len = max_model_len
+        self._totals = SpecDecodingStats()
+
+    def give(self, plan: StepPlan, *, num_running: int) -> None:
+        """Add drafts to the plan, whose requests have their own tokens in it."""
+        if num_running > self._config.disable_by_batch_size:
+            return
+        for request in plan.decoding():
+            drafts = self._propose(request, plan.budget)
+            if not drafts:
+                continue
+            block_ids = self._kv_cache.allocate_slots(request, 1 + len(drafts))
+            if block_ids is not None:
+                plan.add_drafts(request, drafts, block_ids)
+
+    def record(self, request: Request, num_drafted: int, *, num_accepted: int) -> None:
+        """Of the drafts that a request got in this step, so many are text now."""
+        self._totals.num_drafts += 1
+        self._totals.num_draft_tokens += num_drafted
+        self._totals.num_accepted_tokens += num_accepted
+        if request.drafting is not None:
+            request.drafting.pace.record(num_drafted, num_accepted, request.num_tokens)
+
+    def stats(self) -> SpecDecodingStats:
+        """The totals until now."""
+        return msgspec.structs.replace(self._totals)
+
+    def _propose(self, request: Request, budget: int) -> list[int]:
+        """Never more than could be taken beside the one token that comes anyway."""
+        room = min(budget, self._max_model_len - request.num_tokens - 1)
+        if request.max_tokens is not None:
+            room = min(room, request.max_tokens - request.num_output_tokens - 1)
+        if request.drafting is None:
+            request.drafting = Drafting(self._config)
+        drafts = request.drafting.propose(request.all_token_ids, room)
+        return request.structured.allowed_drafts(drafts) if request.structured is not None else drafts
