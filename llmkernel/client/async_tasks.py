@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import time
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -158,13 +159,17 @@ async def _attach(state: AsyncState, attachment: Attachment) -> None:
     address = (
         engine.control_address if attachment.key is None else await asyncio.to_thread(lambda: engine.control_address)
     )
+    asked = time.monotonic()
     question = ask(address, attachment.question(), Attached, key=attachment.key)
     asking = asyncio.ensure_future(question)
     try:
         await asyncio.wait([asking, state.ended], return_when=asyncio.FIRST_COMPLETED)
         if not asking.done():
             raise _Ended
-        attachment.client_index = asking.result().client_index
+        answer: Attached = asking.result()
+        attachment.client_index = answer.client_index
+        state.startup.clock.told(asked, answer.clock)
+        state.startup.clock.heard(answer.clock, time.monotonic())
     except (EngineDeadError, InvalidRequestError) as error:
         attachment.failure = str(error)
         raise _Ended from error

@@ -93,5 +93,5 @@ class Attachment:
             return
         with contextlib.suppress(EngineDeadError, InvalidRequestError), self.engine.control() as control:
             if self.client_index is None:  # the answer has not reached us
-                self.client_index = control.attach(self.question(), DETACH_TIMEOUT)
+                self.client_index = control.attach(self.question(), DETACH_TIMEOUT).client_index
             control.detach(self.client_index, DETACH_TIMEOUT)

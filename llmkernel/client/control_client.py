@@ -67,9 +67,10 @@ class ControlClient:
         with self._connect(ABORT_LINGER_MS) as socket:
             socket.send_multipart(pack_question(Abort(request_ids)))
 
-    def attach(self, client: Attach, timeout: float = STUCK_AFTER) -> int:
-        """The index of the new client."""
-        return self._ask(client, Attached, timeout).client_index
+    def attach(self, client: Attach, timeout: float = STUCK_AFTER) -> Attached:
+        """The place of the new client."""
+        answer: Attached = self._ask(client, Attached, timeout)
+        return answer
 
     def detach(self, client_index: int, timeout: float = STUCK_AFTER) -> None:
         self._ask(Detach(client_index), None, timeout)

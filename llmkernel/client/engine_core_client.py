@@ -31,6 +31,11 @@ class EngineCoreClient(abc.ABC):
     def dead_error(self) -> EngineDeadError | None:
         """Why, once it is dead: a fresh exception at each call."""
 
+    @property
+    def clock_offset(self) -> float:
+        """Seconds to add to the engine's time.monotonic() to have this process's."""
+        return 0.0
+
     def ready(self) -> Any:
         """Wait until the engine takes requests: EngineCoreReadyResponse, or an awaitable of it."""
         raise NotImplementedError

@@ -136,6 +136,11 @@ class MPClient(EngineCoreClient):
     def dead_error(self) -> EngineDeadError | None:
         return self.resources.dead_error() if self.resources.engine_dead else None
 
+    @property
+    def clock_offset(self) -> float:
+        """As EngineCoreClient's, once it is ready."""
+        return self.startup.clock.seconds
+
     def add_progress_callback(self, callback: ProgressCallback) -> None:
         """Call `callback(Progress)` at every stage of the load (handshake.STAGES), on the loop or thread that waits."""
         self.startup.add_progress_callback(callback)

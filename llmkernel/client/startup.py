@@ -1,11 +1,13 @@
 """The start-up of one engine as a state machine without sockets; the sync and the async client feed it."""
 
 import enum
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
+from llmkernel.client.clock_offset import ClockOffset
 from llmkernel.logger import init_logger
 from llmkernel.protocol.handshake import (
     EngineCoreReadyResponse,
@@ -42,7 +44,7 @@ class Startup:
 
     metadata: the INIT message, None for an engine that somebody else starts: then registering is all there is. Messages
     that are malformed, from another identity or out of order are logged and ignored: the sockets are private, but a
-    start must not depend on that.
+    start must not depend on that. clock: the engine's against ours.
     """
 
     def __init__(self, identity: EngineIdentity, metadata: EngineHandshakeMetadata | None) -> None:
@@ -50,6 +52,8 @@ class Startup:
         self._metadata = metadata
         self._callbacks: list[ProgressCallback] = []
         self._registered = False
+        self.clock = ClockOffset()
+        self._init_sent = 0.0
         self.state = StartupState.NEW if metadata is not None else StartupState.STARTED
         self.last_progress: Progress | None = None
         self.response: EngineCoreReadyResponse | None = None
@@ -90,6 +94,8 @@ class Startup:
                 logger.error("Ignored a HELLO of an engine that is not local (%s).", message)
                 return None
             self.state = StartupState.CONNECTED
+            self._init_sent = time.monotonic()
+            self.clock.heard(message.clock, self._init_sent)
             return [self._identity, msgspec.msgpack.encode(self._metadata)]
         if self.state is not StartupState.CONNECTED or isinstance(message, Hello):
             if message is not None:
@@ -101,6 +107,8 @@ class Startup:
             self.reported = message
             self.state = StartupState.FAILED
         elif isinstance(message, Ready):
+            self.clock.heard(message.clock, time.monotonic())
+            self.clock.told(self._init_sent, message.init_clock)
             self.state = StartupState.STARTED
             self._finish()
         return None

@@ -4,6 +4,7 @@ import contextlib
 import queue
 import socket
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -196,7 +197,11 @@ class _SyncState:
         """Ask the engine for a place; _Ended if there is none, with the reason in `attachment.failure`."""
         try:
             with attachment.engine.control() as control:
-                attachment.client_index = control.attach(attachment.question())
+                asked = time.monotonic()
+                answer = control.attach(attachment.question())
+            attachment.client_index = answer.client_index
+            self.startup.clock.told(asked, answer.clock)
+            self.startup.clock.heard(answer.clock, time.monotonic())
         except (EngineDeadError, InvalidRequestError) as error:
             attachment.failure = str(error)
             raise _Ended from error

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -130,7 +131,7 @@ class ControlServer:
             case Abort(request_ids=ids):
                 self._door.abort(ids)
             case Attach():
-                return Attached(self._attach(question)), None
+                return Attached(self._attach(question), time.monotonic()), None
             case Detach(client_index=index):
                 self._detach(index)
             case Shutdown():

@@ -19,6 +19,7 @@ from llmkernel.engine.pause_control import PauseControl
 from llmkernel.engine.request import Request, RequestStatus
 from llmkernel.engine.request_checks import RequestLimits, check_request
 from llmkernel.engine.scheduler.output import SchedulerOutput
+from llmkernel.engine.scheduler.progress import request_progress
 from llmkernel.engine.scheduler.scheduler import Scheduler
 from llmkernel.engine.step_retry import reason_of, retry_by_halves
 from llmkernel.engine.structured.compiler import GrammarCompiler
@@ -26,9 +27,9 @@ from llmkernel.engine.structured.grammar import GrammarBackend
 from llmkernel.errors import LLMKernelError, UnsupportedFeatureError
 from llmkernel.logger import init_logger
 from llmkernel.protocol.handshake import EngineCoreReadyResponse
-from llmkernel.protocol.outputs import EngineCoreOutputs
+from llmkernel.protocol.outputs import EngineCoreEvent, EngineCoreEventType, EngineCoreOutputs
 from llmkernel.protocol.requests import EngineCoreRequest
-from llmkernel.protocol.stats import SchedulerStats
+from llmkernel.protocol.stats import RequestProgress, SchedulerStats
 from llmkernel.speculative_config import SpeculativeConfig
 
 __all__ = ["EngineCore"]
@@ -109,10 +110,13 @@ class EngineCore:
 
     def preprocess_add_request(self, request: EngineCoreRequest) -> Request:
         """Check a request and hash its blocks; safe in the input thread. InvalidRequestError says what to change."""
+        received = time.monotonic()
         check_request(request, self._limits)
         assert request.sampling_params is not None
         structured = self._grammars.begin(request.sampling_params)
-        return Request.from_engine_core_request(request, self._kv_cache.hash_new_blocks, structured)
+        taken = Request.from_engine_core_request(request, self._kv_cache.hash_new_blocks, structured)
+        taken.events.append(EngineCoreEvent(EngineCoreEventType.RECEIVED, received))
+        return taken
 
     def add_request(self, request: Request) -> None:
         """Queue the request. InvalidRequestError if its id is in use; the request that has it is not touched."""
@@ -218,6 +222,7 @@ class EngineCore:
         return {
             "check_health": self.check_health,
             "collective_rpc": self.collective_rpc,
+            "get_request_progress": self.get_request_progress,
             "get_stats": self.get_stats,
             "get_supported_tasks": self.get_supported_tasks,
             "is_scheduler_paused": self.is_scheduler_paused,
@@ -283,6 +288,10 @@ class EngineCore:
         if self._executor is not None:
             stats.num_threads = self._executor.num_threads
         return stats
+
+    def get_request_progress(self, client_index: int = 0) -> list[RequestProgress]:
+        """Where the requests of a client stand that bring no tokens: those that wait, and those whose text is read."""
+        return request_progress(self.scheduler, client_index)
 
     def _running_executor(self) -> Executor:
         if self._executor is None:

@@ -204,6 +204,7 @@ class _Writer:
             if len(self.reuse_buffers) < self._max_reuse_bufs:
                 self.reuse_buffers.append(buffer)
         buffer = self.reuse_buffers.pop() if self.reuse_buffers else bytearray()
+        outputs.pushed = time.monotonic()
         frames, tracker = track_frames(self._encode(outputs, buffer))
         push.send_multipart(frames, flags=zmq.DONTWAIT, copy=False)
         self.pending.add(tracker, outputs, buffer)

@@ -44,6 +44,9 @@ _FINISH_REASONS = {
     RequestStatus.FINISHED_REPETITION: FinishReason.REPETITION,
 }
 
+MOST_EVENTS = 64
+"""Events from which on parts of a prefill are not recorded until those are told."""
+
 HashNewBlocks = Callable[["Request"], None]
 """Appends to `request.block_hashes` the hashes of the blocks that `request.all_token_ids` fills by now."""
 
@@ -212,8 +215,13 @@ class Request:
         if self._hash_new_blocks is not None:
             self._hash_new_blocks(self)
 
-    def record_event(self, kind: EngineCoreEventType) -> None:
-        self.events.append(EngineCoreEvent(kind, time.monotonic()))
+    def record_event(self, kind: EngineCoreEventType, tokens: int = 0) -> None:
+        self.events.append(EngineCoreEvent(kind, time.monotonic(), tokens))
+
+    def record_chunk(self) -> None:
+        """A step has read a part of the text; of a very long one only the first parts are told."""
+        if len(self.events) < MOST_EVENTS:
+            self.record_event(EngineCoreEventType.PREFILLED, self.num_computed_tokens)
 
     def take_events(self) -> list[EngineCoreEvent] | None:
         """Events since the last call, None if there are none."""

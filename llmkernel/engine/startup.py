@@ -52,6 +52,7 @@ class EngineHandshake:
     def __init__(self, address: str, engine_index: int, key: CurveKey | None = None) -> None:
         self._lock = threading.Lock()
         self._last: tuple[str, float] = ("", 0.0)
+        self._init_clock = 0.0
         self._ctx = zmq.Context()
         self._socket = make_zmq_socket(
             self._ctx,
@@ -64,7 +65,7 @@ class EngineHandshake:
         )
 
     def hello(self, pid: int) -> None:
-        self._send(Hello(pid=pid))
+        self._send(Hello(pid=pid, clock=time.monotonic()))
 
     def receive_init(self, copy: Path) -> EngineHandshakeMetadata:
         """Wait for INIT, as long as the owner lives. An owner answers when its event loop turns, which may be much
@@ -72,7 +73,9 @@ class EngineHandshake:
         """
         if not self._socket.poll(INIT_PATIENCE_MS) and copy.exists():
             return msgspec.msgpack.decode(copy.read_bytes(), type=EngineHandshakeMetadata)
-        return msgspec.msgpack.decode(self._socket.recv(), type=EngineHandshakeMetadata)
+        payload = self._socket.recv()
+        self._init_clock = time.monotonic()
+        return msgspec.msgpack.decode(payload, type=EngineHandshakeMetadata)
 
     def report(self, stage: str, done: int = 0, total: int = 0, detail: str = "") -> None:
         """Staged progress of the load (ReportProgress); too frequent reports of one stage are left out."""
@@ -85,7 +88,7 @@ class EngineHandshake:
             self._socket.send(msgspec.msgpack.encode(Progress(stage, done, total, detail)))
 
     def ready(self, timings: dict[str, float]) -> None:
-        self._send(Ready(timings=timings))
+        self._send(Ready(timings=timings, clock=time.monotonic(), init_clock=self._init_clock))
 
     def failed(self, error: BaseException) -> None:
         self._send(StartupFailed(type(error).__name__, str(error), "".join(traceback.format_exception(error))))

@@ -21,12 +21,13 @@ from llmkernel.llm.outputs import RequestOutput
 from llmkernel.llm.prompts import ChatPrompt, PromptType
 from llmkernel.llm.request_output_collector import RequestOutputCollector
 from llmkernel.llm.shared_engine import resolve_engine
+from llmkernel.llm.stats import RequestStateStats
 from llmkernel.llm.tokenizer import Tokenizer
 from llmkernel.protocol.handshake import EngineCoreReadyResponse, Progress
 from llmkernel.protocol.pooling_params import PoolingParams
 from llmkernel.protocol.requests import LoRARequest
 from llmkernel.protocol.sampling_params import BeamSearchParams, SamplingParams
-from llmkernel.protocol.stats import SchedulerStats
+from llmkernel.protocol.stats import RequestProgress, SchedulerStats
 
 __all__ = ["AsyncLLM"]
 
@@ -416,6 +417,14 @@ class AsyncLLM:
         """The engine's SchedulerStats now, as a dict."""
         stats: dict[str, Any] = await self.call_utility("get_stats")
         return stats
+
+    async def get_request_progress(self) -> list[RequestProgress]:
+        """Where those of this loop's requests stand that bring no tokens: the engine says so between two steps."""
+        return await self._seat().get_request_progress()
+
+    def stats_of(self, request_id: str) -> list[RequestStateStats]:
+        """The times so far of running requests of any loop that carry this id, those of n answers in order."""
+        return [stats for seat in self._seats() for stats in seat.output_processor.stats_of(request_id)]
 
     # Inside.
 

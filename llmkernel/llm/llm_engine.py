@@ -63,6 +63,7 @@ class LLMEngine:
         self.output_processor = OutputProcessor(
             self.tokenizer, log_stats=self.log_stats, stream_interval=args.stream_interval
         )
+        self.output_processor.clock_offset = self.engine_core.clock_offset
         self._stat_logger = StatLogger() if self.log_stats else None
 
     @classmethod
@@ -99,10 +100,13 @@ class LLMEngine:
         parent = ParentRequest(request) if sent.n > 1 else None
         children = parent.children if parent is not None else [request]
         try:
-            for index, child in enumerate(children):
+            states = [
                 self.output_processor.add_request(child, tokenized.text, parent, index, queue)
-            for child in children:
+                for index, child in enumerate(children)
+            ]
+            for child, state in zip(children, states, strict=True):
                 self.engine_core.add_request(child)
+                state.sent()
         except BaseException:
             self.abort_request([request.request_id], internal=True)
             raise
@@ -117,7 +121,7 @@ class LLMEngine:
         except EngineDeadError as error:
             self.output_processor.propagate_error(error)
             raise
-        iteration_stats = IterationStats() if self.log_stats and outputs.outputs else None
+        iteration_stats = IterationStats.of(outputs) if self.log_stats and outputs.outputs else None
         processed = self.output_processor.process_outputs(outputs.outputs, outputs.timestamp, iteration_stats)
         if processed.reqs_to_abort:
             self.engine_core.abort_requests(processed.reqs_to_abort)

@@ -8,6 +8,8 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from llmkernel.client.background_task import background_task
 from llmkernel.client.core_client import EngineCoreClient
 from llmkernel.config import EngineArgs
@@ -27,6 +29,7 @@ from llmkernel.protocol.handshake import EngineCoreReadyResponse
 from llmkernel.protocol.pooling_params import PoolingParams
 from llmkernel.protocol.requests import EngineCoreRequest, LoRARequest
 from llmkernel.protocol.sampling_params import SamplingParams
+from llmkernel.protocol.stats import RequestProgress
 
 __all__ = ["LoopSeat"]
 
@@ -152,6 +155,11 @@ class LoopSeat:
         self.watch.somebody_waits()  # it looks when this call has been registered
         return await self.engine_core.call_utility_async(method, *args)
 
+    async def get_request_progress(self) -> list[RequestProgress]:
+        """See AsyncLLM.get_request_progress."""
+        told = await self.call_utility("get_request_progress", self.engine_core.client_index)  # type: ignore[attr-defined]
+        return msgspec.convert(told, list[RequestProgress])
+
     def close(self, timeout: float = 5.0) -> int:
         """End the engine, or leave it where it is another's; idempotent, from any thread. Bytes of memory it held."""
         return self.engine_core.shutdown(timeout)
@@ -167,6 +175,7 @@ class LoopSeat:
                     f"The tokenizer of {facts.model.name} cannot be read: {error}; load the model with tokenizer=..."
                 ) from error
         self.output_processor.tokenizer = self.tokenizer
+        self.output_processor.clock_offset = self.engine_core.clock_offset
         self.input_processor = InputProcessor(self._args, facts, self.tokenizer)
         self._run_output_handler()
         self.facts = facts
@@ -180,8 +189,9 @@ class LoopSeat:
         queue.sampling_params = params
         try:
             if params.n == 1:
-                self.output_processor.add_request(request, prompt, None, 0, queue)
+                state = self.output_processor.add_request(request, prompt, None, 0, queue)
                 await self.engine_core.add_request_async(request)
+                state.sent()
             else:
                 await self._fan_out(ParentRequest(request), prompt, queue)
         except BaseException:
@@ -190,11 +200,14 @@ class LoopSeat:
 
     async def _fan_out(self, parent: ParentRequest, prompt: str | None, queue: RequestOutputCollector) -> None:
         """Register all children before the first is sent, so that an abort reaches all of them."""
-        for index, child in enumerate(parent.children):
+        states = [
             self.output_processor.add_request(child, prompt, parent, index, queue)
-        for child in parent.children:
+            for index, child in enumerate(parent.children)
+        ]
+        for child, state in zip(parent.children, states, strict=True):
             if child.request_id in self.output_processor.request_states:
                 await self.engine_core.add_request_async(child)
+                state.sent()
 
     def _run_output_handler(self) -> None:
         """Start the task that takes what the engine sends to the queues of the requests."""

@@ -34,7 +34,7 @@ async def handle_outputs(
             outputs = await engine_core.get_output_async()
             watch.heard()
             items = outputs.outputs
-            iteration_stats = IterationStats() if stat_logger is not None and items else None
+            iteration_stats = IterationStats.of(outputs) if stat_logger is not None and items else None
             for start in range(0, len(items), OUTPUT_CHUNK):
                 if start:
                     await asyncio.sleep(0)

@@ -1,6 +1,7 @@
 """OutputProcessor: from EngineCoreOutputs to the RequestOutputs of each request."""
 
 import copy
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -9,7 +10,7 @@ from llmkernel.llm.outputs import RequestOutput
 from llmkernel.llm.parallel_sampling import ParentRequest
 from llmkernel.llm.request_output_collector import RequestOutputCollector
 from llmkernel.llm.request_state import RequestState
-from llmkernel.llm.stats import IterationStats
+from llmkernel.llm.stats import IterationStats, RequestStateStats
 from llmkernel.llm.tokenizer import Tokenizer
 from llmkernel.logger import init_logger
 from llmkernel.protocol.outputs import EngineCoreOutput, FinishReason
@@ -34,6 +35,7 @@ class OutputProcessor:
     delivers to each request's queue. No I/O; used from one thread at a time.
 
     A fault while one request is processed fails that request alone. scheduler_stats: the newest that the engine sent.
+    clock_offset: see RequestWay, for requests that are added from now on.
     """
 
     def __init__(self, tokenizer: Tokenizer | None = None, *, log_stats: bool = True, stream_interval: int = 1) -> None:
@@ -42,6 +44,7 @@ class OutputProcessor:
         self.stream_interval = stream_interval
         self.request_states: dict[str, RequestState] = {}
         self.scheduler_stats: SchedulerStats | None = None
+        self.clock_offset = 0.0
         self._external: dict[str, list[str]] = {}  # external id -> internal ids
         self._children: dict[str, list[str]] = {}  # internal id of a parent -> internal ids
 
@@ -58,7 +61,7 @@ class OutputProcessor:
         parent_req: ParentRequest | None = None,
         request_index: int = 0,
         queue: RequestOutputCollector | None = None,
-    ) -> None:
+    ) -> RequestState:
         """Register a request before it is sent. External ids may repeat, internal ones may not."""
         request_id = request.request_id
         if request_id in self.request_states:
@@ -66,10 +69,13 @@ class OutputProcessor:
         state = RequestState.from_new_request(
             self.tokenizer, request, prompt, parent_req, request_index, queue, self.log_stats, self.stream_interval
         )
+        if state.stats is not None:
+            state.stats.way.clock_offset = self.clock_offset
         self.request_states[request_id] = state
         self._external.setdefault(state.external_req_id, []).append(request_id)
         if parent_req is not None:
             self._children.setdefault(parent_req.request_id, []).append(request_id)
+        return state
 
     def process_outputs(
         self,
@@ -129,6 +135,11 @@ class OutputProcessor:
                 own.partial = partials[0]
             queue.put(own)
 
+    def stats_of(self, request_id: str) -> list[RequestStateStats]:
+        """The times of the running requests that an external id means, those of n answers in order."""
+        states = [self.request_states[found] for found in self._internal_ids(request_id, internal=False)]
+        return [state.stats for state in states if state.stats is not None]
+
     def snapshot(self, request_id: str) -> RequestOutput | None:
         """Text and tokens so far of a request that is still running (internal id), for an error to carry."""
         state = self.request_states.get(request_id)
@@ -150,6 +161,8 @@ class OutputProcessor:
         if stop is not None:
             finish_reason, stop_reason = FinishReason.STOP, stop
         prefill = output.prefill_stats
+        if prefill is not None and state.stats is not None:
+            state.stats.way.decoded = time.monotonic()
         made = state.make_request_output(
             kept,
             output.pooling_output,
@@ -215,6 +228,8 @@ class OutputProcessor:
     def _forget(self, state: RequestState) -> None:
         if self.request_states.pop(state.request_id, None) is None:
             return
+        if state.stats is not None:
+            state.stats.way.ended = time.monotonic()
         _remove(self._external, state.external_req_id, state.request_id)
         if state.parent_req is not None:
             _remove(self._children, state.parent_req.request_id, state.request_id)

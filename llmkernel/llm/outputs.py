@@ -18,7 +18,7 @@ class CompletionOutput:
     index: which of the n answers. text and token_ids: of the whole answer, or new since the last output (DELTA).
     cumulative_logprob: sum over the answer so far; logprobs: one dict per token id; both None unless asked for.
     finish_reason: None while it runs, then "stop", "length", "abort", "error" or "repetition".
-    stop_reason: the stop string or stop token id that ended it, or the reason of an error.
+    stop_reason: the stop string or stop token id that ended it, or the reason of an error. metrics: its times.
     """
 
     index: int
@@ -28,6 +28,7 @@ class CompletionOutput:
     logprobs: SampleLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    metrics: RequestStateStats | None = field(default=None, repr=False, compare=False)
 
     @property
     def finished(self) -> bool:

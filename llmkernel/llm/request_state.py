@@ -1,5 +1,6 @@
 """RequestState: what the front end keeps of one running request."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from llmkernel.llm.logprobs import LogprobsProcessor
 from llmkernel.llm.outputs import CompletionOutput, RequestOutput
 from llmkernel.llm.parallel_sampling import ParentRequest
 from llmkernel.llm.request_output_collector import RequestOutputCollector
+from llmkernel.llm.request_way import RequestWay
 from llmkernel.llm.stats import RequestStateStats
 from llmkernel.llm.tokenizer import Tokenizer
 from llmkernel.protocol.outputs import EngineCoreOutput, FinishReason
@@ -54,9 +56,13 @@ class RequestState:
         self._end_ids = {request.eos_token_id, *(params.stop_token_ids or ())}
         self.detokenizer = IncrementalDetokenizer.from_new_request(tokenizer, request)
         self.logprobs = LogprobsProcessor(tokenizer, params)
-        self.stats = RequestStateStats(arrival_time=request.arrival_time) if log_stats else None
-        if self.stats is not None:
-            self.stats.num_prompt_tokens = len(self.prompt_token_ids)
+        self.stats: RequestStateStats | None = None
+        if log_stats:
+            self.stats = RequestStateStats(
+                arrival_time=request.arrival_time,
+                num_prompt_tokens=len(self.prompt_token_ids),
+                way=RequestWay.since(request.arrival_time),
+            )
         self.num_cached_tokens: int | None = None
         self.stream_interval = max(stream_interval, params.stream_interval or 1)
         self._unsent: list[int] = []
@@ -85,6 +91,11 @@ class RequestState:
             log_stats=log_stats,
             stream_interval=stream_interval,
         )
+
+    def sent(self) -> None:
+        """Its ADD is out."""
+        if self.stats is not None:
+            self.stats.way.sent = time.monotonic()
 
     def take(self, output: EngineCoreOutput) -> tuple[list[int], str | None]:
         """Decode a step's tokens: those that belong to the answer, and the stop string that ends it, if one does."""
@@ -172,6 +183,7 @@ class RequestState:
             logprobs.logprobs[first:] if logprobs.logprobs is not None else None,
             str(finish_reason) if finish_reason is not None else None,
             stop_reason,
+            self.stats,
         )
 
     def _request_output(self, outputs: Sequence[CompletionOutput], *, finished: bool) -> RequestOutput:

@@ -1,13 +1,20 @@
 """Times and counts, measured where the text appears (engine.md B.17).
 
 Two clocks: `arrival_time` and latencies from it are wall clock of this process; `*_ts` are the engine's monotonic
-clock. The two are never subtracted from each other.
+clock. The two are never subtracted from each other; RequestWay knows how far the monotonic clocks are apart.
 """
 
 import time
 from dataclasses import dataclass, field
 
-from llmkernel.protocol.outputs import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput, FinishReason
+from llmkernel.llm.request_way import RequestWay
+from llmkernel.protocol.outputs import (
+    EngineCoreEvent,
+    EngineCoreEventType,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    FinishReason,
+)
 from llmkernel.protocol.stats import PrefillStats
 
 __all__ = ["FinishedRequestStats", "IterationStats", "PromptTokenStats", "RequestStateStats"]
@@ -19,6 +26,7 @@ class RequestStateStats:
 
     arrival_time: wall clock. queued_ts, scheduled_ts, first_token_ts, last_token_ts: the engine's clock.
     first_token_latency: from arrival to the first token here. last_token_latency: the same of the newest token.
+    way: the finer hops.
     """
 
     num_generation_tokens: int = 0
@@ -32,6 +40,7 @@ class RequestStateStats:
     last_token_latency: float = 0.0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
+    way: RequestWay = field(default_factory=RequestWay)
 
     @property
     def queue_time(self) -> float:
@@ -97,7 +106,10 @@ class PromptTokenStats:
 
 @dataclass(slots=True)
 class IterationStats:
-    """What one EngineCoreOutputs message brought, over all its requests."""
+    """What one EngineCoreOutputs message brought, over all its requests.
+
+    pushed_ts: when the engine encoded it, by its clock. received_ts: when it was taken here, by ours.
+    """
 
     iteration_timestamp: float = field(default_factory=time.time)
     num_generation_tokens: int = 0
@@ -108,6 +120,13 @@ class IterationStats:
     n_params_iter: list[int] = field(default_factory=list)
     time_to_first_tokens_iter: list[float] = field(default_factory=list)
     inter_token_latencies_iter: list[float] = field(default_factory=list)
+    pushed_ts: float = 0.0
+    received_ts: float = 0.0
+
+    @classmethod
+    def of(cls, outputs: EngineCoreOutputs) -> "IterationStats":
+        """Those of a message that is taken now."""
+        return cls(pushed_ts=outputs.pushed or 0.0, received_ts=time.monotonic())
 
     def update_from_output(self, output: EngineCoreOutput, engine_timestamp: float, stats: RequestStateStats) -> None:
         """Account for one request's output; `engine_timestamp` is that of the message it came in."""
@@ -125,6 +144,7 @@ class IterationStats:
         if stats.num_generation_tokens == 0:
             stats.first_token_latency = stats.last_token_latency
             stats.first_token_ts = engine_timestamp
+            stats.way.pushed, stats.way.received = self.pushed_ts, self.received_ts
             self.time_to_first_tokens_iter.append(stats.first_token_latency)
         else:
             self.inter_token_latencies_iter.append((engine_timestamp - stats.last_token_ts) / count)
@@ -163,6 +183,7 @@ class IterationStats:
         )
 
     def _update_from_events(self, events: list[EngineCoreEvent], stats: RequestStateStats) -> None:
+        stats.way.take(events)
         for event in events:
             if event.type == EngineCoreEventType.QUEUED:
                 stats.queued_ts = event.timestamp

@@ -127,10 +127,14 @@ class EngineStatus(msgspec.Struct, tag_field="answer", tag="STATUS", kw_only=Tru
     engine_args: dict[str, Any] = {}
 
 
-class Attached(msgspec.Struct, tag_field="answer", tag="ATTACHED"):
-    """You are client `client_index`: stamp your requests with it. The engine registers on your input socket next."""
+class Attached(msgspec.Struct, tag_field="answer", tag="ATTACHED", omit_defaults=True):
+    """You are client `client_index`: stamp your requests with it. The engine registers on your input socket next.
+
+    clock: the engine's time.monotonic() now, seconds.
+    """
 
     client_index: int
+    clock: float = 0.0
 
 
 Question = Ping | Status | Abort | Attach | Detach | Shutdown

@@ -34,11 +34,15 @@ STAGES = ("spawned", "download", "convert", "importing", "weights", "kv cache", 
 
 
 class Hello(msgspec.Struct, tag_field="status", tag="HELLO", omit_defaults=True):
-    """The engine process runs and has connected. local and headless as vLLM's (True, False on one machine)."""
+    """The engine process runs and has connected. local and headless as vLLM's (True, False on one machine).
+
+    clock: the engine's time.monotonic() now, seconds.
+    """
 
     pid: int
     local: bool = True
     headless: bool = False
+    clock: float = 0.0
 
 
 class EngineAddresses(msgspec.Struct, omit_defaults=True):
@@ -69,12 +73,17 @@ class Progress(msgspec.Struct, tag_field="status", tag="PROGRESS", omit_defaults
 
 
 class Ready(msgspec.Struct, tag_field="status", tag="READY", omit_defaults=True):
-    """The engine takes requests. timings: seconds per stage."""
+    """The engine takes requests. timings: seconds per stage.
+
+    clock, init_clock: the engine's time.monotonic() now, and when INIT had come, 0.0 if it was read from its copy.
+    """
 
     local: bool = True
     headless: bool = False
     parallel_config_hash: str | None = None
     timings: dict[str, float] = {}
+    clock: float = 0.0
+    init_clock: float = 0.0
 
 
 class StartupFailed(msgspec.Struct, tag_field="status", tag="FAILED", omit_defaults=True):

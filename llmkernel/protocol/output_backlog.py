@@ -70,7 +70,7 @@ class MergedOutputs:
 
     def add(self, outputs: EngineCoreOutputs) -> None:
         merged = self._merged
-        merged.timestamp = outputs.timestamp
+        merged.timestamp, merged.pushed = outputs.timestamp, outputs.pushed
         if outputs.scheduler_stats is not None:
             merged.scheduler_stats = _merge_stats(merged.scheduler_stats, outputs.scheduler_stats)
         if outputs.finished_requests:

@@ -55,18 +55,27 @@ class FinishReason(enum.IntEnum):
 
 
 class EngineCoreEventType(enum.IntEnum):
-    """What may happen to a request in the engine, besides tokens."""
+    """What may happen to a request in the engine, besides tokens. Those from RECEIVED on are ours.
+
+    RECEIVED: its ADD was decoded. PREFILLED: a step has read a part of its text, not the last one.
+    """
 
     QUEUED = 1
     SCHEDULED = 2
     PREEMPTED = 3
+    RECEIVED = 4
+    PREFILLED = 5
 
 
 class EngineCoreEvent(msgspec.Struct, array_like=True, gc=False):
-    """Something that happened to a request in the engine. timestamp: the engine's time.monotonic(), seconds."""
+    """Something that happened to a request in the engine. timestamp: the engine's time.monotonic(), seconds.
+
+    tokens: SCHEDULED: taken from the prefix cache; PREFILLED: read so far; else 0.
+    """
 
     type: EngineCoreEventType
     timestamp: float
+    tokens: int = 0
 
 
 class LogprobsLists(msgspec.Struct, array_like=True, gc=False):
@@ -136,6 +145,7 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
 
     timestamp: the engine's time.monotonic() when it was made, seconds; filled in by itself.
     finished_requests: ids that ended in this step, for clients that balance several engines.
+    pushed: the same clock when it was encoded for the socket.
     """
 
     engine_index: int = 0
@@ -146,6 +156,7 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     finished_requests: set[str] | None = None
     wave_complete: int | None = None
     start_wave: int | None = None
+    pushed: float | None = None
 
     def __post_init__(self) -> None:
         if self.timestamp == 0.0:

@@ -109,7 +109,7 @@ def test_who_poses_as_a_client_is_not_believed(client: SyncMPClient) -> None:
         posing = make_zmq_socket(ctx, "tcp://127.0.0.1:*", zmq.ROUTER, key=CurveKey(engine.key.public, stranger.secret))
         pull = make_zmq_socket(ctx, "tcp://127.0.0.1:*", zmq.PULL, key=CurveKey(engine.key.public, stranger.secret))
         with posing, pull:
-            index = control.attach(Attach(bound_address(posing), bound_address(pull), os.getpid()))
+            index = control.attach(Attach(bound_address(posing), bound_address(pull), os.getpid())).client_index
             assert not posing.poll(300)  # no registration, with the model's facts in it
             control.detach(index)
 

@@ -76,7 +76,7 @@ def test_every_question_has_its_answer(door: Door, client: ControlClient) -> Non
     client.abort(["a", "b"])
     client.detach(3)
     assert door.done == [["a", "b"], 3]
-    assert client.attach(Attach("ipc:///x/in1", "ipc:///x/out1", os.getpid())) == 3
+    assert client.attach(Attach("ipc:///x/in1", "ipc:///x/out1", os.getpid())).client_index == 3
     client.shutdown()
     assert door.ended.wait(5)
 

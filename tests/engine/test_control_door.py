@@ -63,9 +63,9 @@ def test_an_attached_client_hears_the_registration_and_its_own_outputs_only(
     engine: RawEngine, control: ControlClient
 ) -> None:
     guest = Guest(engine)
-    index = control.attach(guest.question)
+    index = control.attach(guest.question).client_index
     assert index == FIRST_ATTACHED
-    assert control.attach(guest.question) == index  # asked again: the first answer was lost
+    assert control.attach(guest.question).client_index == index  # asked again: the first answer was lost
     identity, registration = guest.registration(engine)
     assert identity == ENGINE and b"max_model_len" in registration
     engine.add("mine", [1], max_tokens=20)
@@ -76,7 +76,7 @@ def test_an_attached_client_hears_the_registration_and_its_own_outputs_only(
     engine.send(EngineCoreRequestType.UTILITY, (index, 7, "is_sleeping", []), guest.at)
     assert engine.receive(guest.at).utility_output.result.result is False  # type: ignore[union-attr]
     second = Guest(engine, "0a0b0d")
-    assert control.attach(second.question) == index + 1
+    assert control.attach(second.question).client_index == index + 1
     control.detach(index)
     wait_for_clients(control, 0, index + 1)
     assert not Path(guest.question.input.removeprefix("ipc://")).exists()
@@ -84,7 +84,7 @@ def test_an_attached_client_hears_the_registration_and_its_own_outputs_only(
 
 def test_detaching_ends_what_the_client_had_asked(engine: RawEngine, control: ControlClient) -> None:
     guest = Guest(engine)
-    index = control.attach(guest.question)
+    index = control.attach(guest.question).client_index
     guest.registration(engine)
     for number in range(3):
         engine.send(EngineCoreRequestType.ADD, make_request(f"g{number}", [2], index, max_tokens=3900), guest.at)

@@ -3,6 +3,7 @@
 import pytest
 
 from llmkernel.engine.fake_executor import fake_answer
+from llmkernel.engine.request import MOST_EVENTS
 from llmkernel.protocol.outputs import EngineCoreEventType, FinishReason
 from tests.engine.harness import Engine, reference_answer
 
@@ -450,10 +451,32 @@ def test_events_and_their_times() -> None:
     engine.add("b", [2], max_tokens=1)
     engine.run()
     first, second = engine.outputs["a"]
-    assert [event.type for event in first.events] == [EngineCoreEventType.QUEUED, EngineCoreEventType.SCHEDULED]
+    kinds = [EngineCoreEventType.RECEIVED, EngineCoreEventType.QUEUED, EngineCoreEventType.SCHEDULED]
+    assert [event.type for event in first.events] == kinds
     assert second.events is None
-    queued, started = engine.outputs["b"][0].events
-    assert queued.timestamp < first.events[1].timestamp < started.timestamp
+    received, queued, started = engine.outputs["b"][0].events
+    assert received.timestamp < queued.timestamp < first.events[2].timestamp < started.timestamp
+
+
+def test_a_prompt_read_in_chunks_tells_how_far_it_was_after_each_but_the_last() -> None:
+    engine = Engine(max_num_batched_tokens=16)
+    engine.add("first", LONG, max_tokens=1)
+    engine.run()
+    engine.add("again", LONG, max_tokens=2)
+    engine.run()
+    told = [(event.type, event.tokens) for event in engine.outputs["first"][0].events]
+    assert told[3:] == [(EngineCoreEventType.PREFILLED, 16), (EngineCoreEventType.PREFILLED, 32)]
+    cached = [
+        event.tokens for event in engine.outputs["again"][0].events if event.type == EngineCoreEventType.SCHEDULED
+    ]
+    assert cached == [36], "the last block is computed again, for the first token"
+
+
+def test_of_a_very_long_prompt_the_first_chunks_are_told() -> None:
+    engine = Engine(max_num_batched_tokens=1, num_blocks=64)
+    engine.add("a", list(range(200)), max_tokens=1)
+    engine.run()
+    assert len(engine.outputs["a"][0].events) == MOST_EVENTS
 
 
 def test_prefill_stats_are_told_once() -> None:

@@ -131,9 +131,9 @@ async def test_a_request_is_registered_before_it_is_sent() -> None:
         order: list[str] = []
         register, send = llm.output_processor.add_request, llm.engine_core.add_request_async
 
-        def registering(*args: Any) -> None:
+        def registering(*args: Any) -> Any:
             order.append(f"register {args[0].request_id[:2]}")
-            register(*args)
+            return register(*args)
 
         async def sending(request: Any) -> None:
             assert request.request_id in llm.output_processor.request_states

@@ -82,7 +82,7 @@ def test_constants_of_the_wire() -> None:
     assert ENGINE_CORE_DEAD == b"ENGINE_CORE_DEAD"
     assert (EEP_NOTIFICATION_CALL_ID, COORDINATOR_INDEX) == (-1, -1)
     assert [str(reason) for reason in FinishReason] == ["stop", "length", "abort", "error", "repetition"]
-    assert [int(kind) for kind in EngineCoreEventType] == [1, 2, 3]
+    assert [int(kind) for kind in EngineCoreEventType] == [1, 2, 3, 4, 5]
 
 
 def test_outputs_are_stamped_when_they_are_made() -> None:

@@ -32,12 +32,18 @@ class AdmissionGate:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._watermark = int(WATERMARK * kv_cache.pool.num_usable_blocks)
 
-    def why_closed(self, plan: StepPlan, *, num_running: int, num_preempted_waiting: int) -> str | None:
-        """Reasons that hold for every waiting request."""
+    def why_paused(self, num_preempted_waiting: int) -> str | None:
+        """Nobody who waits may run until the engine is resumed; known between steps, too."""
         if self.pause_state is PauseState.PAUSED_ALL:
             return "the engine is paused"
         if self.pause_state is PauseState.PAUSED_NEW and not num_preempted_waiting:
             return "the engine is paused for new requests"
+        return None
+
+    def why_closed(self, plan: StepPlan, *, num_running: int, num_preempted_waiting: int) -> str | None:
+        """Reasons that hold for every waiting request."""
+        if (reason := self.why_paused(num_preempted_waiting)) is not None:
+            return reason
         if plan.preempted:
             return f"KV memory is short, {len(plan.preempted)} preempted in this step"
         if num_running >= self._max_num_seqs:

@@ -27,6 +27,9 @@ __all__ = ["Scheduler"]
 
 logger = init_logger(__name__)
 
+COMPILING = "its grammar is being compiled"
+"""Why a request with a constraint does not queue yet."""
+
 
 class Scheduler:
     """Owns the live requests. A step is `schedule`, then `update_from_output` or `fail_step`; what clients are to be
@@ -68,7 +71,7 @@ class Scheduler:
         self._num_skipped = 0
         self._finished_req_ids: set[str] = set()
         self._preempted_req_ids: set[str] = set()
-        self._wait_reason: str | None = None
+        self._wait_reasons: dict[str, str] = {}
         self._last_batched_tokens = 0
         self._last_preempted = 0
 
@@ -138,6 +141,11 @@ class Scheduler:
         """Requests that were admitted once and are not finished."""
         return bool(self.running or self._num_preempted_waiting)
 
+    def why_waiting(self, request: Request) -> str:
+        """Why a request that waits was not admitted in the last step, in words; "" if others stood before it."""
+        paused = self._gate.why_paused(self._num_preempted_waiting)
+        return paused or self._wait_reasons.get(request.request_id, "")
+
     # A step.
 
     def schedule(self) -> SchedulerOutput:
@@ -147,7 +155,7 @@ class Scheduler:
         plan = StepPlan(0 if paused else self.max_num_batched_tokens)
         self.kv_cache.begin_step()
         self._schedule_running(plan)
-        self._wait_reason = self._schedule_waiting(plan)
+        self._wait_reasons = self._schedule_waiting(plan)
         if self._drafts is not None:
             self._drafts.give(plan, num_running=len(self.running))
         return self._close(plan)
@@ -195,10 +203,10 @@ class Scheduler:
         if kv_cache.enable_caching:
             cache_stats = kv_cache.total_stats if total_cache_stats else kv_cache.take_stats()
         waiting_head = None
-        if self._wait_reason is not None and len(self.waiting):
-            waiting_head = WaitReason(self.waiting.peek().request_id, self._wait_reason)
+        if self._wait_reasons and len(self.waiting):
+            waiting_head = WaitReason(self.waiting.peek().request_id, next(iter(self._wait_reasons.values())))
         elif self.compiling and not len(self.waiting):
-            waiting_head = WaitReason(next(iter(self.compiling)), "its grammar is being compiled")
+            waiting_head = WaitReason(next(iter(self.compiling)), COMPILING)
         return SchedulerStats(
             num_running_reqs=len(self.running),
             num_waiting_reqs=len(self.waiting) + len(self.compiling),
@@ -257,32 +265,32 @@ class Scheduler:
                 return None
         return block_ids
 
-    def _schedule_waiting(self, plan: StepPlan) -> str | None:
-        """Admit what fits; returns why the head of the queue still waits, in words, if one does."""
+    def _schedule_waiting(self, plan: StepPlan) -> dict[str, str]:
+        """Admit what fits; returns why those that were looked at still wait, in words, in the order of the queue."""
         skipped: list[Request] = []
-        reasons: list[str] = []
+        reasons: dict[str, str] = {}
         while len(self.waiting) and self._may_skip_more(len(skipped)):
+            request = self.waiting.peek()
             reason = self._gate.why_closed(
                 plan, num_running=len(self.running), num_preempted_waiting=self._num_preempted_waiting
             )
             if reason is not None:
-                reasons.append(reason)
+                reasons[request.request_id] = reason
                 break
-            request = self.waiting.peek()
             prefix = self.kv_cache.find_prefix(request)
             reason = self._gate.why_skipped(request, prefix, plan)
             if reason is not None:
-                reasons.append(reason)
+                reasons[request.request_id] = reason
                 skipped.append(self.waiting.pop())
                 continue
             reason = self._gate.why_too_large(request, prefix, num_running=len(self.running))
             if reason is not None:
-                reasons.append(reason)
+                reasons[request.request_id] = reason
                 break
             self._admit(self.waiting.pop(), prefix, plan)
         self.waiting.requeue(skipped)
         self._num_skipped = len(skipped)
-        return reasons[0] if reasons else None
+        return reasons
 
     def _may_skip_more(self, num_skipped: int) -> bool:
         """A bound on the work for a long queue; while paused, the few that may run can stand anywhere in it."""
@@ -297,7 +305,7 @@ class Scheduler:
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = prefix.num_tokens
         request.status = RequestStatus.RUNNING
-        request.record_event(EngineCoreEventType.SCHEDULED)
+        request.record_event(EngineCoreEventType.SCHEDULED, prefix.num_tokens)
         self.running.append(request)
         request.known_to_worker = True
         plan.add_admitted(request, num_tokens, self.kv_cache.block_ids(request), resumed=resumed)
@@ -331,6 +339,7 @@ class Scheduler:
         request_id = request.request_id
         if request.is_prefill_chunk:
             self.kv_cache.commit(request)
+            request.record_chunk()
             return
         request.unsent_prompt_logprobs = output.prompt_logprobs.get(request_id, request.unsent_prompt_logprobs)
         token_ids = output.sampled_token_ids.get(request_id)
