@@ -8,15 +8,12 @@ from typing import Any
 
 import zmq
 
-from llmkernel.client.async_control import ask
 from llmkernel.client.async_tasks import AsyncState, OutputHooks, run_output_task, run_startup_task
 from llmkernel.client.attachment import RunningEngine
 from llmkernel.client.background_task import background_task
-from llmkernel.client.control_client import STUCK_AFTER
 from llmkernel.client.mp_client import MPClient
 from llmkernel.config import EngineArgs
 from llmkernel.errors import EngineDeadError, WrongLoopError
-from llmkernel.protocol.control import Ping, Pong
 from llmkernel.protocol.handshake import EngineCoreReadyResponse
 from llmkernel.protocol.outputs import EngineCoreOutputs
 from llmkernel.protocol.pending import track_frames
@@ -118,15 +115,6 @@ class AsyncMPClient(MPClient):
             self.shutdown()
         else:
             self.abort_requests_soon(request_ids)
-
-    async def ping(self, timeout: float = STUCK_AFTER) -> Pong:  # noqa: ASYNC109 - what the exception speaks of
-        """Ask the engine's control channel, which answers while everything else is busy. EngineStuckError."""
-        self.ensure_alive()
-        engine = self.running_engine
-        if engine is None:
-            raise EngineDeadError("This engine has no control channel; it was started by somebody else.")
-        pong: Pong = await ask(engine.control_address, Ping(), Pong, timeout, engine.key)
-        return pong
 
     async def call_utility_async(
         self,

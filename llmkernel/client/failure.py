@@ -16,9 +16,9 @@ _SHOWN_LINES = 10
 class EngineDeath:
     """Why the engine is not there any more.
 
-    by_owner: it was shut down from this side. exitcode: as Popen's; None if it is not known yet, or the engine is not
-    our process. fault: the exception that ended it, if it said so. shared_owner: pid of the engine's owner, where we
-    are only attached to it.
+    by_owner: it was shut down from this side. restarted: to be started anew. exitcode: as Popen's; None if it is not
+    known yet, or the engine is not our process. fault: the exception that ended it, if it said so. shared_owner: pid of
+    the engine's owner, where we are only attached to it.
     """
 
     by_owner: bool = False
@@ -26,6 +26,7 @@ class EngineDeath:
     fault: UtilityFailure | None = None
     log_tail: str = ""
     shared_owner: int | None = None
+    restarted: bool = False
 
     def error(self) -> EngineDeadError:
         return EngineDeadError(
@@ -36,6 +37,8 @@ class EngineDeath:
         )
 
     def _message(self) -> str:
+        if self.restarted:
+            return "The engine was restarted before this was finished; ask again."
         if self.by_owner and self.shared_owner is not None:
             return "It was shut down here; the engine that it shared goes on. Attach again."
         if self.by_owner:

@@ -10,8 +10,10 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from llmkernel.client.async_control import ask
 from llmkernel.client.attached_process import AttachedProcess
 from llmkernel.client.attachment import Attachment, RunningEngine
+from llmkernel.client.control_client import STUCK_AFTER
 from llmkernel.client.engine_core_client import EngineCoreClient
 from llmkernel.client.failure import StartupFailure
 from llmkernel.client.process import EngineProcess
@@ -21,6 +23,7 @@ from llmkernel.client.utility_calls import UtilityCalls
 from llmkernel.client.watched_process import WatchedProcess
 from llmkernel.config import EngineArgs
 from llmkernel.errors import EngineDeadError, EngineStartupError
+from llmkernel.protocol.control import Ping, Pong
 from llmkernel.protocol.curve_key import CurveKey
 from llmkernel.protocol.handshake import EngineAddresses, EngineCoreReadyResponse, EngineHandshakeMetadata, Progress
 from llmkernel.protocol.outputs import EngineCoreOutputs
@@ -145,6 +148,15 @@ class MPClient(EngineCoreClient):
         """Call `callback(Progress)` at every stage of the load (handshake.STAGES), on the loop or thread that waits."""
         self.startup.add_progress_callback(callback)
 
+    async def ping(self, timeout: float = STUCK_AFTER) -> Pong:  # noqa: ASYNC109 - what the exception speaks of
+        """Ask the engine's control channel, which answers while everything else is busy. EngineStuckError."""
+        self.ensure_alive()
+        engine = self.running_engine
+        if engine is None:
+            raise EngineDeadError("This engine has no control channel; it was started by somebody else.")
+        pong: Pong = await ask(engine.control_address, Ping(), Pong, timeout, engine.key)
+        return pong
+
     def check_owner(self) -> None:
         """EngineDeadError if the client belongs to another process: we were forked."""
         if os.getpid() != self.resources.owner_pid:
@@ -173,13 +185,14 @@ class MPClient(EngineCoreClient):
             refusal=attachment.failure if attachment is not None else "",
         ).error()
 
-    def shutdown(self, timeout: float = 5.0) -> int:
+    def shutdown(self, timeout: float = 5.0, *, restarting: bool = False) -> int:
         """End the engine and give everything back; from any thread, idempotent, in `timeout` seconds or a little more.
 
-        Everybody who waits gets an EngineDeadError. Returns the bytes of memory that the engine held.
+        Everybody who waits gets an EngineDeadError. Returns the bytes of memory that the engine held. restarting:
+        another one follows, and they hear so.
         """
         self._finalizer.detach()
-        return self.resources.close(timeout)
+        return self.resources.close(timeout, restarting=restarting)
 
     def _bind_own(
         self, ctx: "zmq.Context[Any]", args: EngineArgs, executor_class: str | None

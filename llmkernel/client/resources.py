@@ -105,15 +105,18 @@ class BackgroundResources:
 
     # Giving back.
 
-    def close(self, timeout: float) -> int:
-        """End the engine and give everything back; from any thread, idempotent. Returns the bytes it held."""
+    def close(self, timeout: float, *, restarting: bool = False) -> int:
+        """End the engine and give everything back; from any thread, idempotent. Returns the bytes it held.
+
+        restarting: another one follows, and whoever waits hears so.
+        """
         if os.getpid() != self.owner_pid:
             return 0
         with self._close_lock:
             if self.closing:
                 return self.bytes_given_back
             if not (self.engine_dead or self.process_exited):
-                self._death = EngineDeath(by_owner=True)
+                self._death = EngineDeath(by_owner=True, restarted=restarting)
             self.closing = self.engine_dead = True
             with contextlib.ExitStack() as steps:  # from the last one upwards; an interrupt skips none of the others
                 if self.run_directory is not None:

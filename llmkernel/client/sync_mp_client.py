@@ -5,9 +5,9 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 import zmq
 
@@ -33,10 +33,17 @@ logger = init_logger(__name__)
 
 EXIT_WAIT = 0.5
 DRAIN_MS = 100
+SILENCE = 0.5
+"""Seconds without a word while a call waits, after which `on_silence` hears of it."""
+
+T = TypeVar("T")
 
 
 class SyncMPClient(MPClient):
-    """The client for blocking code, in any thread and beside any loop. Calls may come from several threads."""
+    """The client for blocking code, in any thread and beside any loop. Calls may come from several threads.
+
+    on_silence: called in a call that waits, every SILENCE seconds in which nothing comes; quick.
+    """
 
     def __init__(
         self,
@@ -51,6 +58,7 @@ class SyncMPClient(MPClient):
         super().__init__(False, args, executor_class, log_stats, client_addresses, client_index, client_count, engine)
         self._state = _SyncState(self.resources, self.startup, self.decoder, self.utility_results)
         self.outputs_queue = self._state.outputs_queue
+        self.on_silence: Callable[[], None] = lambda: None
         self._startup_lock = threading.Lock()
         self._send_lock = threading.Lock()
 
@@ -72,7 +80,7 @@ class SyncMPClient(MPClient):
             self.ready()
         if self._state.concluded and self.outputs_queue.empty():
             raise self.resources.dead_error()
-        item = self.outputs_queue.get(timeout=timeout)
+        item = self._wait(lambda seconds: self.outputs_queue.get(timeout=seconds), timeout)
         if isinstance(item, Exception):
             raise (self.resources.dead_error() if self.resources.engine_dead else item) from None
         return item
@@ -103,7 +111,7 @@ class SyncMPClient(MPClient):
             self._send_input(EngineCoreRequestType.UTILITY, (self.client_index, call_id, method, args))
             if self._state.concluded:  # it died after we looked and before we were registered
                 raise self.resources.dead_error()
-            return future.result(timeout)
+            return self._wait(future.result, timeout)
         finally:
             self.utility_results.discard(call_id)
 
@@ -112,6 +120,18 @@ class SyncMPClient(MPClient):
             self.ensure_alive()
         else:
             self.ready()
+
+    def _wait(self, get: Callable[[float], T], timeout: float | None) -> T:
+        """`get(seconds)` again and again until it brings something; what it raises when `timeout` seconds are over."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = SILENCE if deadline is None else max(0.0, min(SILENCE, deadline - time.monotonic()))
+            try:
+                return get(left)
+            except (queue.Empty, TimeoutError):
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise
+                self.on_silence()
 
     def _send_input(self, request_type: EngineCoreRequestType, request: Any) -> None:
         with self._send_lock:

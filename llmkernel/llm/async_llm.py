@@ -105,7 +105,8 @@ class AsyncLLM:
         if self._shared is not None:
             raise InvalidRequestError("This engine is another's, shared here; restart it where it was loaded.")
         earlier, shutdowns = self._own, self._shutdowns
-        await asyncio.to_thread(self._end, timeout)  # its memory comes back before the next one asks for some
+        # its memory comes back before the next one asks for some
+        await asyncio.to_thread(self._end, timeout, restarting=True)
         with self._lock:
             if self._shutdowns != shutdowns:  # somebody ended it for good meanwhile
                 raise self.dead_error
@@ -123,13 +124,13 @@ class AsyncLLM:
             self._shutdowns += 1
         return self._end(timeout)
 
-    def _end(self, timeout: float) -> int:
+    def _end(self, timeout: float, *, restarting: bool = False) -> int:
         with self._lock:
             guests = list(self._guests.values())
             self._guests.clear()
-        held = self._own.close(timeout)
+        held = self._own.close(timeout, restarting=restarting)
         for seat in guests:
-            seat.close(timeout)
+            seat.close(timeout, restarting=restarting)
         return held
 
     def __enter__(self) -> "AsyncLLM":

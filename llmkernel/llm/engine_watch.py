@@ -75,15 +75,16 @@ class EngineWatch:
     def somebody_waits(self) -> None:
         """Watch until nobody waits any more. Call it on the loop."""
         if self._task is None or self._task.done():
-            self._last_heard = time.monotonic()
-            self._task = background_task(self._watch(), "llmkernel-engine-watch")
+            self.heard()
+            self._task = background_task(self.watch(), "llmkernel-engine-watch")
 
     def close(self) -> None:
         """Stop watching. On the loop."""
         if self._task is not None:
             self._task.cancel()
 
-    async def _watch(self) -> None:
+    async def watch(self) -> None:
+        """Ask whenever nothing has been heard for QUIET seconds; ends when nobody waits."""
         try:
             while self._waits():
                 silent = time.monotonic() - self._last_heard
@@ -101,7 +102,8 @@ class EngineWatch:
         try:
             pong = await self._ping(timeout)
         except EngineStuckError:
-            if time.monotonic() - asked < timeout + _LATE:  # else this loop stood still, and says nothing of the engine
+            on_time = time.monotonic() - asked < timeout + _LATE  # else this loop stood still: that says nothing
+            if on_time and self._waits():  # the engine may have ended meanwhile, and everybody has heard of it
                 self._change("stuck", self._last_heard)
             return
         self._last_heard = time.monotonic()
@@ -117,7 +119,9 @@ class EngineWatch:
         if not changed:
             return
         if state == "stuck":
-            logger.warning("The engine is %s.", self.health)
+            logger.warning(
+                "The engine is %s. Whoever waits can be interrupted; llmkernel stop ends the engine.", self.health
+            )
         for listener in list(self.listeners):
             try:
                 listener(self.health)

@@ -13,6 +13,7 @@ from llmkernel.errors import (
     UnsupportedFeatureError,
 )
 from llmkernel.llm.beam_search import BeamSearch, BeamSearchOutput
+from llmkernel.llm.engine_watch import EngineHealth
 from llmkernel.llm.llm_engine import LLMEngine
 from llmkernel.llm.outputs import RequestOutput
 from llmkernel.llm.prompts import ChatPrompt, PromptType
@@ -31,7 +32,8 @@ class LLM:
     `LLM(engine=...)` shares an engine that runs: that of an AsyncLLM, an LLM or an LLMEngine, or the pid of one. Its
     model comes with it; it goes on when this LLM is shut down, and ends with its owner.
 
-    Loading blocks, and says in one line what memory the model takes (quiet=True: not). Works in scripts without a
+    Loading blocks, and says in one line what memory the model takes; a call that waits for an engine that does not
+    answer says so after 5 s (quiet=True: neither). Works in scripts without a
     __main__ guard, in notebook cells, and from several threads. Every call owns its requests: it returns the answers
     to its own prompts in their order, and if it is interrupted it aborts its own.
     """
@@ -50,8 +52,10 @@ class LLM:
         else:
             self.llm_engine = _attached(engine, model, executor_class, engine_args)
         self._step_lock = threading.Lock()
-        if not quiet and engine is None and sys.stderr is not None:
-            sys.stderr.write(self._describe_memory() + "\n")
+        if not quiet:
+            self.llm_engine.add_health_callback(_say_when_stuck)
+        if not quiet and engine is None:
+            _say(self._describe_memory())
 
     def generate(
         self,
@@ -271,7 +275,7 @@ class LLM:
     def _describe_memory(self) -> str:
         facts = self.llm_engine.facts
         return (
-            f"llmkernel: {facts.model.name} takes {format_bytes(facts.model.weights_bytes)} for weights and"
+            f"{facts.model.name} takes {format_bytes(facts.model.weights_bytes)} for weights and"
             f" {format_bytes(facts.kv_cache_bytes)} for {facts.kv_cache_size_tokens} tokens of KV cache, in process"
             f" {facts.pid}, until shutdown()."
         )
@@ -319,6 +323,16 @@ def _final_only(params: SamplingParams) -> SamplingParams:
     params = params.clone()
     params.output_kind = RequestOutputKind.FINAL_ONLY
     return params
+
+
+def _say(line: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(f"llmkernel: {line}\n")
+
+
+def _say_when_stuck(health: EngineHealth) -> None:
+    if health.state == "stuck":
+        _say(f"the engine is {health}; Ctrl-C ends this call, shutdown() the engine.")
 
 
 def _refuse(name: str) -> NoReturn:

@@ -1,13 +1,17 @@
 """LLMEngine: add requests, take steps; the blocking counterpart of AsyncLLM."""
 
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from llmkernel.client.attachment import RunningEngine
 from llmkernel.client.core_client import EngineCoreClient, make_client
+from llmkernel.client.sync_mp_client import SyncMPClient
 from llmkernel.config import EngineArgs
 from llmkernel.errors import EngineDeadError
+from llmkernel.llm.blocking_watch import BlockingWatch
+from llmkernel.llm.engine_watch import EngineHealth, EngineWatch
 from llmkernel.llm.input_processor import InputProcessor
 from llmkernel.llm.loggers import StatLogger
 from llmkernel.llm.output_processor import OutputProcessor
@@ -17,6 +21,7 @@ from llmkernel.llm.prompts import ChatPrompt, PromptType
 from llmkernel.llm.request_output_collector import RequestOutputCollector
 from llmkernel.llm.stats import IterationStats
 from llmkernel.llm.tokenizer import Tokenizer
+from llmkernel.protocol.control import Pong
 from llmkernel.protocol.handshake import EngineCoreReadyResponse, Progress
 from llmkernel.protocol.pooling_params import PoolingParams
 from llmkernel.protocol.requests import LoRARequest
@@ -65,6 +70,7 @@ class LLMEngine:
         )
         self.output_processor.clock_offset = self.engine_core.clock_offset
         self._stat_logger = StatLogger() if self.log_stats else None
+        self._watch = _watch(self.engine_core, self.output_processor)
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs, **options: Any) -> "LLMEngine":
@@ -121,6 +127,8 @@ class LLMEngine:
         except EngineDeadError as error:
             self.output_processor.propagate_error(error)
             raise
+        if self._watch is not None:
+            self._watch.heard()
         iteration_stats = IterationStats.of(outputs) if self.log_stats and outputs.outputs else None
         processed = self.output_processor.process_outputs(outputs.outputs, outputs.timestamp, iteration_stats)
         if processed.reqs_to_abort:
@@ -175,6 +183,16 @@ class LLMEngine:
         self.call_utility("check_health")
 
     @property
+    def health(self) -> EngineHealth:
+        """ "ok", "slow" or "stuck", as far as it is known while a call waits: see EngineHealth. From any thread."""
+        return self._watch.health if self._watch is not None else EngineHealth()
+
+    def add_health_callback(self, callback: Callable[[EngineHealth], None]) -> None:
+        """Call `callback`, in another thread, when the engine turns slow, stuck, or well again while a call waits."""
+        if self._watch is not None:
+            self._watch.listeners.append(callback)
+
+    @property
     def errored(self) -> bool:
         return self.engine_core.engine_dead
 
@@ -196,3 +214,21 @@ class LLMEngine:
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
+
+
+def _watch(engine_core: EngineCoreClient, output_processor: OutputProcessor) -> EngineWatch | None:
+    """Asks an engine process that is silent while somebody waits; None where the engine is no process of its own."""
+    if not isinstance(engine_core, SyncMPClient):
+        return None
+    calls, ping_method = engine_core.utility_results, weakref.WeakMethod(engine_core.ping)
+
+    async def ping(timeout: float) -> Pong:  # noqa: ASYNC109 - the method minds it
+        """Without holding the client, which holds this."""
+        method = ping_method()
+        if method is None:
+            raise EngineDeadError
+        return await method(timeout)
+
+    watch = EngineWatch(ping, lambda: output_processor.has_unfinished_requests() or len(calls) > 0)
+    engine_core.on_silence = BlockingWatch(watch).silence
+    return watch

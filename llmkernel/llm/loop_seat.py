@@ -160,9 +160,12 @@ class LoopSeat:
         told = await self.call_utility("get_request_progress", self.engine_core.client_index)  # type: ignore[attr-defined]
         return msgspec.convert(told, list[RequestProgress])
 
-    def close(self, timeout: float = 5.0) -> int:
-        """End the engine, or leave it where it is another's; idempotent, from any thread. Bytes of memory it held."""
-        return self.engine_core.shutdown(timeout)
+    def close(self, timeout: float = 5.0, *, restarting: bool = False) -> int:
+        """End the engine, or leave it where it is another's; idempotent, from any thread. Bytes of memory it held.
+
+        restarting: another one follows, and whoever waits hears so.
+        """
+        return self.engine_core.shutdown(timeout, restarting=restarting)  # type: ignore[call-arg]  # of MPClient
 
     async def _load(self) -> EngineCoreReadyResponse:
         facts: EngineCoreReadyResponse = await self.engine_core.ready()

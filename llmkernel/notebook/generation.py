@@ -177,6 +177,15 @@ class Generation:
         if not self._tasks and self.view is not None:
             self.view.finish()
 
+    def fail_at(self, slot: ModelSlot, error: Exception) -> None:
+        """End what still runs at `slot` with `error`; the text so far stays. Call it on the loop."""
+        for row in self.rows:
+            if row.slot is slot and not row.done:
+                row.fail(error)
+                if row.request_id in self._tasks:
+                    self._tasks[row.request_id].cancel()
+        self._changed()
+
     def stop_unsent(self, ids: Sequence[str]) -> None:
         """End those of these requests that have brought nothing yet, sent or not. Call it on the loop."""
         for row in self.rows:

@@ -89,8 +89,10 @@ def test_stuck_is_restarted_too(kernel: Kernel) -> None:
     assert kernel.run("%llm restart fake").status == "ok"
     assert time.monotonic() - started < 6
     kernel.run(WAIT)
-    assert kernel.value("type(results[1]).__name__") == "EngineDeadError"
-    assert kernel.value("eight.state") == "cancelled"
+    assert kernel.value("[type(one).__name__ for one in results]") == ["EngineDeadError"] * 2
+    assert kernel.value("str(results[0])") == "fake was restarted before this was finished; ask again."
+    assert kernel.value("eight.state") == "failed"
+    assert "restarted" in kernel.run("eight").answers[0]["data"]["text/plain"]
     assert_partial(kernel)
     assert_goes_on(kernel, pid)
 

@@ -61,6 +61,7 @@ async def test_eight_streams_and_a_call_end_and_the_same_object_goes_on(number: 
             assert isinstance(error.partial, RequestOutput)
             assert error.partial.text.startswith(said) and answer(f"{n}", 3000).startswith(error.partial.text)
             assert (error.exitcode == -signal.SIGKILL) == (number is signal.SIGKILL)
+            assert ("restarted before this was finished" in str(error)) == (number is not signal.SIGKILL)
         facts = await (llm.restart() if number is signal.SIGKILL else restarting)
         assert (llm.generation, llm.errored, facts.pid) == (1, False, engine_pid(llm))
         assert facts.pid != pid and not psutil.pid_exists(pid) and llm.engine_core is not client

@@ -3,19 +3,22 @@
 import asyncio
 import contextlib
 import os
+import queue
 import signal
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from llmkernel.errors import EngineDeadError
+from llmkernel.errors import EngineDeadError, GenerationInterrupted
 from llmkernel.llm import engine_watch
 from llmkernel.llm.async_llm import AsyncLLM
 from llmkernel.llm.engine_watch import EngineHealth
+from llmkernel.llm.llm import LLM
 from llmkernel.protocol.control import Pong
 from llmkernel.protocol.sampling_params import SamplingParams
-from tests.llm.engines import answer, collect, fake_llm
+from tests.llm.engines import FAKE, answer, collect, fake_llm
 
 LONG = SamplingParams(max_tokens=None)
 
@@ -132,3 +135,50 @@ async def test_a_stuck_engine_that_is_killed_is_dead() -> None:
             with pytest.raises(EngineDeadError, match="SIGKILL"):
                 await collect(stream)
         assert llm.health.state == "ok"  # there is nothing to be asked
+
+
+@pytest.mark.parametrize("waiting_for", ["answers", "utility"])
+def test_a_blocking_call_says_that_the_engine_is_stuck_and_can_be_interrupted(
+    waiting_for: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with LLM("fake:step_ms=5,max_model_len=4000,num_blocks=3000", executor_class=FAKE) as llm:
+        changes: queue.Queue[EngineHealth] = queue.Queue()
+        llm.llm_engine.add_health_callback(changes.put)
+        assert llm.generate("before", SamplingParams(max_tokens=3))[0].text == answer("before", 3)
+        engine = llm.llm_engine.facts.pid
+        os.kill(engine, signal.SIGSTOP)
+        started = time.monotonic()
+        told: list[tuple[EngineHealth, float]] = []
+
+        def interrupt_when_stuck() -> None:
+            told.append((changes.get(timeout=10), time.monotonic() - started))
+            if waiting_for == "answers":
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            else:
+                os.kill(engine, signal.SIGCONT)
+
+        user = threading.Thread(target=interrupt_when_stuck)
+        user.start()
+        if waiting_for == "answers":
+            with pytest.raises(GenerationInterrupted):
+                llm.generate([f"{number}" for number in range(8)], LONG)
+            os.kill(engine, signal.SIGCONT)
+        else:
+            assert llm.llm_engine.call_utility("is_sleeping") is False
+        user.join()
+        ((health, seconds),) = told
+        assert health.state == "stuck" and seconds < 6
+        assert llm.generate("after", SamplingParams(max_tokens=3))[0].text == answer("after", 3)
+    assert "llmkernel: the engine is stuck: no answer for 5 s; Ctrl-C ends this call" in capfd.readouterr().err
+
+
+def test_a_blocking_call_asks_only_in_silence(quick: None) -> None:
+    with LLM("fake:step_ms=1600", executor_class=FAKE, quiet=True) as llm:
+        changes: queue.Queue[EngineHealth] = queue.Queue()
+        llm.llm_engine.add_health_callback(changes.put)
+        assert llm.generate("a", SamplingParams(max_tokens=1))[0].finished
+        assert [changes.get(timeout=5).state for _ in range(2)] == ["slow", "ok"] and changes.empty()
+        for thread in threading.enumerate():
+            if thread.name == "llmkernel-engine-watch":
+                thread.join(5)  # it goes when nobody waits
+                assert not thread.is_alive()
