@@ -86,9 +86,11 @@ class RequestOutputCollector:
 
     def _wake(self, waiter: "asyncio.Future[None]") -> None:
         loop = waiter.get_loop()
+        if loop.is_closed():
+            return  # nothing runs there any more
         if self._waiter_thread == threading.get_ident():
             _resolve(waiter)
-        elif not loop.is_closed():
+        else:
             loop.call_soon_threadsafe(_resolve, waiter)
 
 
