@@ -29,8 +29,8 @@ logger = init_logger(__name__)
 IO_START_TIMEOUT = 10.0
 """Seconds that the input thread may take to connect."""
 
-FAREWELL_TIMEOUT = 0.2
-"""Seconds for the last words when the owner asked us to leave and waits."""
+FAREWELL_TIMEOUT = 0.5
+"""Seconds for the last words when somebody asked us to leave and waits; an owner in a hurry ends us sooner."""
 
 
 class EngineCoreProc:
