@@ -144,4 +144,29 @@ describe("a stream view", () => {
     cleanUp();
     expect(model.listening).toBe(0);
   });
+  it("goes from token to token by keys, and tells the bytes of what is no text", () => {
+    open({ logprobs: true });
+    const half = { chosen: [9, "", -0.5, [0xf0, 0x9f]], rank: 1, top: [[9, "", -0.5, [0xf0, 0x9f]]] };
+    const rest = { chosen: [8, "🙂", 0, [0x99, 0x82]], rank: 1, top: [[8, "🙂", 0, [0x99, 0x82]]] };
+    const line = { chosen: [3, "\n\u001b", 0], rank: 1, top: [[3, "\n\u001b", 0]] };
+    model.say(snapshot(0, row("a", "", { token_views: [half, rest, line] as never })));
+    click("Show as Tokens");
+    const tokens = [...element.querySelectorAll<HTMLElement>(".llmk-token")];
+    expect(tokens.map((token) => token.textContent)).toEqual(["·", "🙂", "⏎\n␛"]);
+    expect(tokens.map((token) => token.tabIndex)).toEqual([0, -1, -1]);
+    tokens[0]!.focus();
+    const press = (key: string) => document.activeElement!.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+    const panel = element.querySelector<HTMLElement>(".llmk-panel")!;
+    expect(panel.textContent).toContain("<f0 9f>");
+    press("ArrowRight");
+    expect([document.activeElement, panel.hidden]).toEqual([tokens[1], false]);
+    expect(panel.textContent).toContain("🙂 <99 82>");
+    press("End");
+    press("ArrowRight");
+    expect([document.activeElement, tokens[2]!.tabIndex, tokens[0]!.tabIndex]).toEqual([tokens[2], 0, -1]);
+    expect(panel.textContent).toContain("⏎␛");
+    press("Escape");
+    expect(panel.hidden).toBe(true);
+  });
+
 });

@@ -38,7 +38,7 @@ def answer_view(
     if is_terminal(shell):
         return None if generation.options.get("background") else TerminalView(generation)
     if live is not None and _loop_runs() and shows_widgets(shell):
-        return live().open(shell, generation)
+        return live().open(shell, generation, after_load=not patient)
     return GrowingView(shell, generation, patient=patient)
 
 

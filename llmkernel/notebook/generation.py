@@ -18,6 +18,7 @@ from llmkernel.notebook.model_slot import ModelSlot
 from llmkernel.notebook.prompts import Prompt
 from llmkernel.notebook.structured import parsed_answer
 from llmkernel.notebook.text_delta import TextDelta
+from llmkernel.notebook.token_records import token_records
 
 __all__ = ["AnswerView", "Generation"]
 
@@ -76,6 +77,7 @@ class Generation:
         self.on_end: list[Callable[[Generation], None]] = []
         self.resubmit: Callable[[Generation], Generation] | None = None
         self.view = view(self) if view is not None else None
+        self.open_view: Callable[[Generation], bool] | None = None
         if _loop_runs():  # else it starts when it is awaited
             self._start()
 
@@ -225,14 +227,22 @@ class Generation:
         return answer_records(self)
 
     def to_frame(self) -> Any:
+    def tokens(self) -> list[dict[str, Any]]:
+        """A dict per token with what else stood to choose, where --logprobs was asked for: see `token_records`."""
+        return token_records(self)
+
         """The same as a pandas DataFrame, where pandas is installed."""
         return answer_frame(self)
 
-    def show(self) -> None:
-        """Display the answer, wherever this is called."""
+    def show(self, *, view: bool = False) -> None:
+        """Display the answer, wherever this is called. view: as the live view, with its switches and tokens, on a page
+        that draws it; a view is not stored with the notebook."""
+        if view and self.open_view is not None and self.open_view(self):
+            return
         from IPython.display import publish_display_data  # lazy: a script has no use for it
 
-        data, metadata = final_bundle(self)
+        nothing_yet = not self.done and not any(self.texts)
+        data, metadata = ({"text/plain": repr(self)}, {}) if nothing_yet else final_bundle(self)
         publish_display_data(data, metadata)
 
     def __await__(self) -> Generator[Any, None, "Generation"]:
@@ -338,7 +348,7 @@ class Generation:
     def _ipython_display_(self) -> None:
         """As the value of a cell: nothing in the cell that shows it already, the answer in any other."""
         if not self.shown_here:
-            self.show()
+            self.show(view=not self.done)
         elif self._cells is not None and is_terminal(self._cells.shell):
             print(repr(self))  # noqa: T201 - the terminal has written "Out[n]: " already
 

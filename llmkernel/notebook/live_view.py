@@ -21,27 +21,34 @@ class LiveView:
     """Shows `generation` in the cell that makes it; `show_again` in further ones. All become the final bundle.
 
     It reads the generation at every beat of the clock: what the engine brings between two beats costs nothing here.
-    finished: the bundle stands. close: the browser's half is let go.
+    finished: the bundle stands. close: the browser's half is let go. after_load: the cell shows a load first; nothing
+    appears before that is over, and nothing at all if it fails in this cell.
     """
 
-    def __init__(self, shell: Any, generation: "Generation", stop: StopChannel, clock: FrameClock) -> None:
+    def __init__(
+        self, shell: Any, generation: "Generation", stop: StopChannel, clock: FrameClock, *, after_load: bool = False
+    ) -> None:
         self._shell = shell
         self._generation = generation
         self._clock = clock
         self.finished = False
-        logprobs = generation.options.get("logprobs") is not None
+        self._has_tokens = generation.options.get("logprobs") is not None
         self._feeds = [RowFeed(row, index) for row in generation.rows for index in range(len(row.answers))]
         names = [
             (feed.request_id, row_label(generation, feed.row, feed.index) if len(self._feeds) > 1 else "")
             for feed in self._feeds
         ]
-        self._widget: StreamView | None = StreamView(names, stop, logprobs=logprobs)
+        self._widget: StreamView | None = StreamView(names, stop, logprobs=self._has_tokens)
         self._displays: list[tuple[str, contextvars.Context]] = []
+        self._unshown: contextvars.Context | None = None
         if generation.done:
             self._rest()
         else:
             clock.add(self)
-        self.show_again()
+        if after_load:
+            self._unshown = contextvars.copy_context()
+        else:
+            self.show_again()
 
     def changed(self) -> None:
         """The next beat sees it."""
@@ -50,6 +57,8 @@ class LiveView:
         widget = self._widget
         if widget is None:
             return
+        if not (self._generation.done or self._generation.waits_for_load):
+            self._show_now()
         for number, feed in enumerate(self._feeds):
             text, token_views = feed.new()
             if text or token_views:
@@ -59,12 +68,23 @@ class LiveView:
         widget.beat(counters=counters)
 
     def finish(self) -> None:
+        if not self._generation.raises or any(self._generation.texts):
+            self._show_now()
         self._rest()
         data, metadata = final_bundle(self._generation)
         for display_id, context in self._displays:
             context.copy().run(self._publish, display_id, data, metadata, update=True)
         self._displays.clear()
         print_remarks(self._generation)
+        if self._has_tokens:
+            again = f"`%llm show {self._generation.id} --view`"
+            print(f"Its tokens and what else stood to choose: {again}, or `.tokens()` of the result.")  # noqa: T201
+
+    def _show_now(self) -> None:
+        """What waited for a load comes on screen."""
+        context, self._unshown = self._unshown, None
+        if context is not None:
+            context.run(self.show_again)
 
     def _rest(self) -> None:
         """Nothing grows any more: the last frame, and what later views start from."""

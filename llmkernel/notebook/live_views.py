@@ -45,10 +45,10 @@ class LiveViews:
             self._stop = StopChannel(self._on_stop, self._on_cancel)
         return self._stop
 
-    def open(self, shell: Any, generation: "Generation") -> LiveView:
-        """Show `generation` in the cell that runs now, growing until it has ended."""
+    def open(self, shell: Any, generation: "Generation", *, after_load: bool = False) -> LiveView:
+        """Show `generation` in the cell that runs now, growing until it has ended. after_load: see LiveView."""
         asyncio.get_running_loop()  # an error here is the caller's: without a loop nothing grows
-        view = LiveView(shell, generation, self.stop, self.clock)
+        view = LiveView(shell, generation, self.stop, self.clock, after_load=after_load)
         self._views[generation.id] = view
         self._close_old()
         return view
@@ -76,10 +76,6 @@ class LiveViews:
                 found.close()
             found = self._dashboards[slot.name] = Dashboard(session, slot, self.stop)
         return found
-
-    def shows(self, generation: "Generation") -> bool:
-        """Whether it grows in one of these views."""
-        return not generation.done and generation.id in self._views
 
     def close(self) -> None:
         for view in self._views.values():

@@ -21,21 +21,25 @@ def load_line(slot: "ModelSlot", reason: str = "") -> str:
         return f"Loading {slot.name}{reason}: {stage_line(slot.progress)}"
     if slot.state != "ready" or slot.facts is None:
         return f"Loading {slot.name}{reason}: ended." if slot.state == "unloaded" else f"Loading {slot.name} failed."
-    lines = [f"{slot.name} is ready ({slot.load_seconds or 0:.1f} s): {model_line(slot.facts)}"]
-    return "\n".join([*lines, *(clean_text(note) for note in slot.facts.model.notes)])
+    return f"{slot.name} is ready ({slot.load_seconds or 0:.1f} s): {clean_text(', '.join(_model(slot.facts)))}."
 
 
 def model_line(facts: EngineCoreReadyResponse) -> str:
-    """What was loaded, in a line."""
+    """What was loaded, in a line, with the memory of the KV cache."""
+    cache = f"KV cache {format_bytes(facts.kv_cache_bytes)} for {facts.kv_cache_size_tokens:,} tokens"
+    return clean_text(", ".join([*_model(facts), cache])) + "."
+
+
+def _model(facts: EngineCoreReadyResponse) -> list[str]:
     model = facts.model
     parts = [model.architecture]
     if model.num_parameters:
         parts.append(f"{model.num_parameters / 1e6:,.0f} M parameters")
     quantization = "" if model.quantization == "none" else f" {model.quantization}"
     parts.append(f"{model.dtype}{quantization} on {model.device}")
-    parts.append(f"context {facts.max_model_len:,} tokens")
-    parts.append(f"KV cache {format_bytes(facts.kv_cache_bytes)} for {facts.kv_cache_size_tokens:,} tokens")
-    return clean_text(", ".join(parts)) + "."
+    most = f" of {model.max_position:,}" if facts.max_model_len < model.max_position else ""
+    parts.append(f"context {facts.max_model_len:,}{most} tokens")
+    return parts
 
 
 def stage_line(progress: Progress | None) -> str:

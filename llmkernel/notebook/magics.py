@@ -66,6 +66,7 @@ class LLMMagics(Magics):
     def __init__(self, shell: Any, session: Session) -> None:
         super().__init__(shell)
         self.session = session
+        session.open_view = self._open_view
         self._views: LiveViews | None = None
 
     @property
@@ -77,6 +78,12 @@ class LLMMagics(Magics):
 
             self._views = LiveViews(self.session.stop_requests, self.session.cancel_load)
         return self._views
+
+    def _open_view(self, generation: "Generation") -> bool:
+        if not shows_widgets(self.shell):
+            return False
+        self.views.show(self.shell, generation)
+        return True
 
     def close_views(self) -> None:
         if self._views is not None:
@@ -193,7 +200,9 @@ class LLMMagics(Magics):
             model, rest = words[0], words[1] if len(words) > 1 else ""
             options, extra = parse_line(rest, LOAD, command="%llm load")
             if extra:
-                raise UsageError(f"{extra!r} stands after the options; %llm load takes one model.")
+                raise UsageError(
+                    f"%llm load takes one model, {extra!r} is one too many; --name NAME names it."
+                )
         if not model:
             raise UsageError("Name a model: %llm load MODEL, for example %llm load smollm2.")
         name = options.pop("name", None)
@@ -297,10 +306,7 @@ class LLMMagics(Magics):
         if not self.session.generations and not id:
             raise UsageError("Nothing was asked yet; there is nothing to show.")
         generation = self.session.generation(id or None)
-        if shows_widgets(self.shell) and (options.get("view") or self.views.shows(generation)):
-            self.views.show(self.shell, generation)
-        else:
-            generation.show()
+        generation.show(view=options.get("view", False) or not generation.done)
 
     def _trace(self, rest: str) -> None:
         generation = self.session.generation(rest or None)

@@ -32,7 +32,8 @@ class Session:
     All of it belongs to the event loop on which the first model was loaded. `close` (or `with`) ends every engine.
     models: name -> ModelSlot (`.llm` is the AsyncLLM). default: name of the model loaded last. settings: see Settings.
     generations: the newest 64. chats: the conversations. Session.current is the one of `%load_ext`, if there is one.
-    auto_restart: see ModelSlot; for models that are loaded from now on.
+    auto_restart: see ModelSlot; for models that are loaded from now on. open_view: shows a generation as a live view in
+    the cell that runs, False where that cannot be; None without a shell.
     """
 
     current: "Session | None" = None
@@ -43,6 +44,7 @@ class Session:
         """`cells`: those of the shell that the session belongs to, None in a script. `journal`: keeps answers."""
         self.auto_restart = auto_restart
         self.journal = journal
+        self.open_view: Callable[[Generation], bool] | None = None
         self.models: dict[str, ModelSlot] = {}
         self.default: str | None = None
         self._failed: ModelSlot | None = None
@@ -178,6 +180,7 @@ class Session:
         self._count += 1
         generation = Generation(f"g{self._count}", slots, made, options, cells=self.cells, view=view)
         generation.resubmit = self.rerun
+        generation.open_view = self.open_view
         if self.journal is not None:
             generation.on_end.append(self.journal.add)
         self.generations.append(generation)

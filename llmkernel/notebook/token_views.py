@@ -23,7 +23,17 @@ def token_view(entries: dict[int, Logprob]) -> TokenView:
 
 
 def _alternative(token_id: int, logprob: Logprob) -> Alternative:
-    return token_id, logprob.decoded_token or "", round(_finite(logprob.logprob), 5)
+    text, value = logprob.decoded_token or "", round(_finite(logprob.logprob), 5)
+    spelled = logprob.token_bytes
+    return (token_id, text, value) if spelled is None or _is_text(spelled) else (token_id, text, value, list(spelled))
+
+
+def _is_text(spelled: bytes) -> bool:
+    try:
+        spelled.decode()
+    except UnicodeDecodeError:  # a part of a character
+        return False
+    return True
 
 
 def _finite(value: float) -> float:

@@ -274,6 +274,8 @@ MISTAKES = [
     ("%llm load fake:fail_load=1", "EngineStartupError", "told to fail its load"),
     ("%llm load fake:step=3", "EngineStartupError", "'step=3' is no setting of the fake model"),
     ("%llm unload nope", "InvalidRequestError", "No model is called 'nope'"),
+    ("%llm load fake: b", "UsageError", "%llm load takes one model, 'b' is one too many; --name NAME"),
+    ("%llm load fake: --implementation mine", "UsageError", "'mine' is not one of auto, fused, transformers"),
     ("%llm config max_tokns=3", "InvalidRequestError", "did you mean max_tokens?"),
     ("%llm config 5", "UsageError", "'5': write NAME=VALUE"),
     ("%llm show g999", "InvalidRequestError", "No generation is called 'g999'"),

@@ -87,6 +87,23 @@ def test_without_a_model_the_default_one_is_loaded_and_said(kernel: Kernel) -> N
     assert len(kernel.run("%%generate --raw\nagain").displays) == 1
 
 
+def test_a_default_load_that_fails_leaves_no_empty_answer(kernel: Kernel) -> None:
+    kernel.run("%load_ext llmkernel\nimport llmkernel.notebook.session as home")
+    for run in (kernel.run, kernel.run_in_page):
+        kernel.run("home.DEFAULT_MODEL = 'fake:fail_load=1,load_ms=600'")
+        cell = run("%%generate --raw\nhello")
+        assert cell.ename == "EngineStartupError"
+        assert [shown["data"]["text/plain"] for shown in cell.displays] == [
+            "Loading fake:fail_load=1,load_ms=600 failed."
+        ]
+        kernel.run("home.DEFAULT_MODEL = 'fake:echo=1,load_ms=300'")
+        cell = run("%%generate --raw\nhello")
+        load, answer = cell.displays
+        assert load["data"]["text/plain"].startswith("fake:echo=1,load_ms=300 is ready (")
+        assert answer["data"] == {"text/markdown": "hello", "text/plain": "hello"}
+        kernel.run("%llm unload")
+
+
 def test_shutting_the_kernel_down_ends_the_engine(kernel: Kernel) -> None:
     kernel.run("%load_ext llmkernel\n%llm load fake: --name fake")
     (engine,) = engines(kernel)

@@ -139,6 +139,45 @@ def test_requests_that_wait_for_a_load_are_stopped_too(kernel: Kernel) -> None:
     assert kernel.value("[answer.finish_reason for answer in handle.outputs]") == ["abort", "length"]
 
 
+def test_tokens_can_be_looked_at_after_the_end(kernel: Kernel) -> None:
+    cell = run(kernel, "%%generate --model one --logprobs 3 --max-tokens 4 -o told\nhello")
+    assert "`%llm show " in cell.stdout and "`.tokens()`" in cell.stdout
+    tokens = kernel.value("told.tokens()")
+    assert (
+        [token["text"] for token in tokens] == list(answer("hello", 4)) == [token["bytes"].decode() for token in tokens]
+    )
+    assert [token["position"] for token in tokens] == [0, 1, 2, 3] and tokens[0]["rank"] == 1
+    assert tokens[0]["alternatives"][0] == (tokens[0]["token_id"], tokens[0]["text"], tokens[0]["logprob"])
+    for code in ("told.show(view=True)", "%llm show --view"):
+        (shown,) = run(kernel, code).of_type("display_data")
+        assert WIDGET in shown["data"] and shown["data"]["text/plain"] == answer("hello", 4)
+    assert WIDGET not in kernel.run("told.show(view=True)").displays[0]["data"]
+    run(kernel, "%%generate --model one --max-tokens 4 -o told\nhello")
+    refused = kernel.run("told.tokens()")
+    assert refused.ename == "InvalidRequestError" and "ask with --logprobs N." in refused.evalue
+
+
+def test_bytes_of_a_token_that_is_no_text_go_along(kernel: Kernel) -> None:
+    kernel.run("%llm load fake:echo=1,step_ms=2 --name echo")
+    cell = run(kernel, "%%generate --model echo --logprobs 1 --raw\nä")
+    views = [view for frame in frames(cell) for _, some in frame.get("k", ()) for view in some]
+    assert [(view["chosen"][1], view["chosen"][3]) for view in views[:2]] == [("", [0xC3]), ("ä", [0xA4])]
+    kernel.run("%llm unload echo\nSession.current.default = 'one'")
+
+
+def test_a_handle_that_has_nothing_yet_says_so(kernel: Kernel) -> None:
+    kernel.run("%llm load fake:step_ms=400 --name late\n%autoawait off")
+    try:
+        run(kernel, "handle = %generate --model late --max-tokens 2 hello")
+        (shown,) = kernel.run("handle").of_type("display_data")
+        assert shown["data"]["text/plain"].startswith("<Generation g") and "waiting" in shown["data"]["text/plain"]
+        (shown,) = run(kernel, "handle").of_type("display_data")
+        assert WIDGET in shown["data"]
+    finally:
+        kernel.run("%autoawait on")
+    kernel.run("%llm unload late\nSession.current.default = 'one'")
+
+
 def rerun(kernel: Kernel, times: int) -> None:
     for _ in range(times):
         assert run(kernel, "%generate --model two --max-tokens 2 hi").status == "ok"

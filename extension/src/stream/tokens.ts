@@ -1,12 +1,26 @@
 import type { Alternative, TokenView } from "../model";
 import { h } from "../shared/dom";
 
-const VISIBLE_SPACES: Record<string, string> = { " ": "␣", "\n": "⏎", "\t": "⇥" };
+const MARKS: Record<string, string> = { " ": "␣", "\n": "⏎", "\t": "⇥" };
+const CONTROL_PICTURES = 0x2400;
 
+function mark(letter: string): string {
+  return MARKS[letter] ?? String.fromCharCode(CONTROL_PICTURES + letter.charCodeAt(0));
+}
+
+/** An alternative in a list: every letter of it is seen, bytes where it is a part of a character. */
 function shown([id, text, , bytes]: Alternative): string {
-  if (bytes) return bytes.map((byte) => `0x${byte.toString(16).padStart(2, "0")}`).join(" ");
-  if (text === "") return `#${id}`;
-  return text.replace(/[ \n\t]/g, (space) => VISIBLE_SPACES[space]!);
+  const seen = text.replace(/[\x00-\x20]/g, mark);
+  if (!bytes) return seen || `#${id}`;
+  const spelled = bytes.map((byte) => byte.toString(16).padStart(2, "0")).join(" ");
+  return `${seen} <${spelled}>`.trim();
+}
+
+/** A token in its text, where lines break and spaces are spaces. */
+function running(token: Alternative): string {
+  const [, text, , bytes] = token;
+  if (text === "") return bytes ? "·" : shown(token);
+  return text.replace(/[\x00-\x1f]/g, (letter) => (letter === "\n" ? "⏎\n" : letter === "\t" ? letter : mark(letter)));
 }
 
 function percent(logprob: number): string {
@@ -35,7 +49,10 @@ function alternatives(view: TokenView): HTMLElement {
   return table;
 }
 
-/** Each token tinted by its probability; hover or focus shows what else stood to choose. */
+/**
+ * Each token tinted by its probability; hover or focus shows what else stood to choose. One stop of the Tab key: the
+ * arrow keys, Home and End go from token to token.
+ */
 export class TokenList {
   readonly element = h("div", "llmk-tokens", { role: "list", "aria-label": "tokens with their probabilities" });
   private readonly panel = h("div", "llmk llmk-panel", { role: "tooltip", popover: "manual", hidden: "" });
@@ -45,22 +62,22 @@ export class TokenList {
     this.element.append(this.panel);
     for (const event of ["pointerover", "focusin"] as const) this.element.addEventListener(event, this.onEnter);
     for (const event of ["pointerleave", "focusout"] as const) this.element.addEventListener(event, this.onLeave);
+    this.element.addEventListener("keydown", this.onKey);
   }
 
   append(views: TokenView[]): void {
     const added = document.createDocumentFragment();
     for (const view of views) {
-      const [, text, logprob] = view.chosen;
+      const [, , logprob] = view.chosen;
       const token = h("span", "llmk-token", {
         role: "listitem",
-        tabindex: "0",
+        tabindex: this.views.length === 0 ? "0" : "-1",
         "data-index": String(this.views.length),
         "aria-label": `${shown(view.chosen)}, ${percent(logprob)}, rank ${view.rank}`,
       });
-      token.textContent = text === "" || text === "\n" ? shown(view.chosen) : text;
+      token.textContent = running(view.chosen);
       token.style.setProperty("--llmk-p", Math.exp(logprob).toFixed(3));
       added.append(token);
-      if (text.includes("\n")) added.append(h("br", ""));
       this.views.push(view);
     }
     this.element.insertBefore(added, this.panel);
@@ -84,6 +101,22 @@ export class TokenList {
     const below = bottom + GAP + offsetHeight <= window.innerHeight;
     this.panel.style.left = `${Math.max(0, Math.min(left, window.innerWidth - offsetWidth - GAP))}px`;
     this.panel.style.top = `${below ? bottom + GAP : top - GAP - offsetHeight}px`;
+  };
+
+  private readonly onKey = (event: KeyboardEvent): void => {
+    const from = (event.target as HTMLElement).closest<HTMLElement>(".llmk-token");
+    const last = this.views.length - 1;
+    if (!from) return;
+    if (event.key === "Escape") return this.onLeave();
+    const at = Number(from.dataset.index);
+    const to = { ArrowRight: at + 1, ArrowDown: at + 1, ArrowLeft: at - 1, ArrowUp: at - 1, Home: 0, End: last }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    event.stopPropagation(); // the notebook would go to another cell
+    const next = this.element.querySelector<HTMLElement>(`[data-index="${Math.max(0, Math.min(last, to))}"]`)!;
+    from.tabIndex = -1;
+    next.tabIndex = 0;
+    next.focus();
   };
 
   private readonly onLeave = (): void => {
