@@ -200,9 +200,7 @@ class LLMMagics(Magics):
             model, rest = words[0], words[1] if len(words) > 1 else ""
             options, extra = parse_line(rest, LOAD, command="%llm load")
             if extra:
-                raise UsageError(
-                    f"%llm load takes one model, {extra!r} is one too many; --name NAME names it."
-                )
+                raise UsageError(f"%llm load takes one model, {extra!r} is one too many; --name NAME names it.")
         if not model:
             raise UsageError("Name a model: %llm load MODEL, for example %llm load smollm2.")
         name = options.pop("name", None)

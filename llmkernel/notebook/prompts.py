@@ -94,12 +94,19 @@ def _filled(row: Any, template: str, name: str, number: int, variables: Mapping[
         if _is_missing(row):
             return _missing(name, number)
         row = {"prompt": row}
-    return Prompt(interpolate(template, ChainMap({str(key): value for key, value in row.items()}, dict(variables))))
+    values = {str(key): value for key, value in row.items()}
+    gaps = [field for field in sorted(fields(template)) if field in values and _is_missing(values[field])]
+    if gaps:
+        return _missing(name, number, gaps[0])
+    return Prompt(interpolate(template, ChainMap(values, dict(variables))))
 
 
 def _is_missing(value: Any) -> bool:
+    if type(value).__name__ in ("NAType", "NaTType"):  # pandas', which need not be installed
+        return True
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def _missing(name: str, number: int) -> Prompt:
-    return Prompt("", InvalidRequestError(f"Item {number} of {name} is missing; fill it in.", parameter="prompts"))
+def _missing(name: str, number: int, field: str = "") -> Prompt:
+    what = f"has no {field}" if field else "is missing"
+    return Prompt("", InvalidRequestError(f"Item {number} of {name} {what}; fill it in.", parameter="prompts"))
