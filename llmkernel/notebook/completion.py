@@ -8,13 +8,15 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, context_
 
 from llmkernel.config import DEFAULT_MODEL
 from llmkernel.notebook.magics import VERBS
-from llmkernel.notebook.options import CHAT, GENERATE, LOAD, LOGS, SETTINGS, STOP, TURNS, UNLOAD, Option
+from llmkernel.notebook.options import CHAT, GENERATE, LOAD, LOGS, SETTINGS, STATUS, STOP, TURNS, UNLOAD, Option
 from llmkernel.notebook.session import Session
 
 __all__ = ["candidates", "matcher"]
 
 _LINE = re.compile(r"(?:^|=\s*)\s*(%%?)(generate|chat|llm)\s+(.*)$")
-_OPTIONS: dict[str, tuple[Option, ...]] = {"load": LOAD, "unload": UNLOAD, "stop": STOP, "logs": LOGS, "chat": TURNS}
+_OPTIONS: dict[str, tuple[Option, ...]] = {
+    "load": LOAD, "unload": UNLOAD, "status": STATUS, "stop": STOP, "logs": LOGS, "chat": TURNS
+}  # fmt: skip
 
 
 def matcher(session: Session) -> Callable[[CompletionContext], Any]:

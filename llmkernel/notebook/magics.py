@@ -26,7 +26,7 @@ from llmkernel.notebook.front_end import shows_widgets
 from llmkernel.notebook.interpolation import interpolate
 from llmkernel.notebook.line_text import expand_line
 from llmkernel.notebook.load_view import show_load
-from llmkernel.notebook.options import CHAT, GENERATE, LOAD, LOGS, SETTINGS, SHOW, STOP, TURNS, UNLOAD, Option
+from llmkernel.notebook.options import CHAT, GENERATE, LOAD, LOGS, SETTINGS, SHOW, STATUS, STOP, TURNS, UNLOAD, Option
 from llmkernel.notebook.plain_text import clean_text
 from llmkernel.notebook.prompts import Prompt, prompts_from
 from llmkernel.notebook.request_trace import hops_of, trace_text
@@ -46,7 +46,7 @@ VERBS = {
     "load": "MODEL [options]: load a model: a short name, a Hub id, a folder or a .gguf file",
     "unload": "[NAME | --all]: end its engine and give the memory back",
     "restart": "[NAME]: end its engine, dead, stuck or well, and load it anew; handles of the model stay valid",
-    "status": "the models, what they do, what they take",
+    "status": "[-v]: the models, what they do, what they take; -v: and how their load went, stage by stage",
     "config": "[NAME=VALUE ...]: defaults for %%generate; NAME= takes one back, no argument shows them",
     "ps": "what runs, and what ran",
     "stop": "[ID | --all]: abort a generation",
@@ -236,8 +236,11 @@ class LLMMagics(Magics):
         for name, held in given_back.items():
             self._print(f"Unloaded {name}: {format_bytes(held)} given back.")
 
-    def _status(self, _rest: str) -> None:
-        self._print(status_text(self.session))
+    def _status(self, rest: str) -> None:
+        options, extra = parse_line(rest, STATUS, command="%llm status")
+        if extra:
+            raise UsageError(f"%llm status tells of every model; {extra!r} is no option of it.")
+        self._print(status_text(self.session, verbose=options.get("verbose", False)))
 
     def _config(self, rest: str) -> None:
         changes = {}

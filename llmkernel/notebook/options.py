@@ -6,7 +6,7 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-__all__ = ["CHAT", "GENERATE", "LOAD", "LOGS", "SETTINGS", "SHOW", "STOP", "TURNS", "UNLOAD", "Option"]
+__all__ = ["CHAT", "GENERATE", "LOAD", "LOGS", "SETTINGS", "SHOW", "STATUS", "STOP", "TURNS", "UNLOAD", "Option"]
 
 
 @dataclass(frozen=True)
@@ -165,4 +165,5 @@ TURNS = (
     Option(("-n",), "turns", "N", "turns to take back (1)", _integer),
 )
 SHOW = (Option(("--view",), "view", "", "as the live view: text, Markdown, tokens, Copy; it is not stored"),)
+STATUS = (Option(("-v", "--verbose"), "verbose", "", "the stages of the load too, and how the weights are kept"),)
 LOGS = (Option(("-n",), "lines", "N", "last lines (50)", _integer),)

@@ -217,6 +217,9 @@ def test_two_models_side_by_side(kernel: Kernel) -> None:
     )
     status = kernel.run("%llm status").stdout
     assert "echo (default): ready" in status and "fake: ready" in status and status.count("engine process") == 2
+    assert "fake path, 1 thread\n" in status and "load " not in status
+    stages = r"  load [\d.]+ s: process and handshake [\d.]+ s, weights 0\.[2-9]\d s$"
+    assert re.search(stages, kernel.run("%llm status -v").stdout, re.MULTILINE)
     unloaded = kernel.run("%llm unload echo")
     assert re.fullmatch(r"Unloaded echo: [\d.]+ MiB given back\.\n", unloaded.stdout)
     assert "echo" not in kernel.run("%llm status").stdout
@@ -260,6 +263,7 @@ MISTAKES = [
     ("%%generate --max-tokens many\nhi", "UsageError", "--max-tokens: 'many' is not a whole number."),
     ("%%generate --max-tokens 0\nhi", "InvalidRequestError", "max_tokens = 0 must be an integer of at least 1."),
     ("%%generate -t 9\nhi", "InvalidRequestError", "temperature = 9.0 must be a number from 0 to 2."),
+    ("%llm status echo", "UsageError", "%llm status tells of every model; 'echo' is no option of it."),
     ("%%generate stray\nhi", "UsageError", "'stray' stands after the options"),
     ("%%generate\n  \n", "UsageError", "The prompt is empty; write it into the lines below %%generate."),
     ("%generate", "UsageError", "The prompt is empty; write it after %generate."),
@@ -270,12 +274,12 @@ MISTAKES = [
     ("%generate bad!", "RequestFailedError", "The request failed in the engine: the prompt holds fail_token 33"),
     ("%llm load", "UsageError", "Name a model: %llm load MODEL"),
     ("%llm load fake: --dtype float3", "UsageError", "--dtype: 'float3' is not one of auto, float32"),
+    ("%llm load fake: b", "UsageError", "%llm load takes one model, 'b' is one too many; --name NAME"),
+    ("%llm load fake: --implementation mine", "UsageError", "'mine' is not one of auto, fused, transformers"),
     ("%llm load fake: --kv-cache much", "InvalidRequestError", "'much' is not a size"),
     ("%llm load fake:fail_load=1", "EngineStartupError", "told to fail its load"),
     ("%llm load fake:step=3", "EngineStartupError", "'step=3' is no setting of the fake model"),
     ("%llm unload nope", "InvalidRequestError", "No model is called 'nope'"),
-    ("%llm load fake: b", "UsageError", "%llm load takes one model, 'b' is one too many; --name NAME"),
-    ("%llm load fake: --implementation mine", "UsageError", "'mine' is not one of auto, fused, transformers"),
     ("%llm config max_tokns=3", "InvalidRequestError", "did you mean max_tokens?"),
     ("%llm config 5", "UsageError", "'5': write NAME=VALUE"),
     ("%llm show g999", "InvalidRequestError", "No generation is called 'g999'"),
