@@ -3,11 +3,7 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
-
-import pytest
 
 from tests.client.fake_engine import run_directories, wait_gone
 from tests.lifecycle.test_kernel_death import wait_for
@@ -54,13 +50,6 @@ if __name__ == "__main__":
         assert len(said[0]) >= 3, said
         print("interrupted", flush=True)
 """
-
-
-@pytest.fixture
-def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    with TemporaryDirectory(prefix="llmk-test-", dir="/tmp") as folder:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
-        yield Path(folder)
 
 
 class Script:

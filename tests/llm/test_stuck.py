@@ -137,7 +137,7 @@ async def test_a_stuck_engine_that_is_killed_is_dead() -> None:
         assert llm.health.state == "ok"  # there is nothing to be asked
 
 
-@pytest.mark.parametrize("waiting_for", ["answers", "utility"])
+@pytest.mark.parametrize("waiting_for", ["answers", pytest.param("utility", marks=pytest.mark.slow)])
 def test_a_blocking_call_says_that_the_engine_is_stuck_and_can_be_interrupted(
     waiting_for: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
