@@ -1,7 +1,9 @@
 """The engine dies or gets stuck under a notebook: everybody hears of it, the text stays, %llm restart goes on."""
 
+import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 
@@ -95,6 +97,60 @@ def test_stuck_is_restarted_too(kernel: Kernel) -> None:
     assert "restarted" in kernel.run("eight").answers[0]["data"]["text/plain"]
     assert_partial(kernel)
     assert_goes_on(kernel, pid)
+
+
+@pytest.mark.slow
+def test_a_stuck_engine_is_told_and_its_streams_can_be_stopped(kernel: Kernel) -> None:
+    kernel.run(f"slot = {SLOT}; llm = slot.llm")
+    kernel.run(EIGHT)
+    assert kernel.run(READ).status == "ok"
+    pid = engine_pid(kernel)
+    os.kill(pid, signal.SIGSTOP)
+    stopped = time.monotonic()
+    try:
+        while "stuck: no answer for" not in kernel.run("%llm status").stdout:
+            assert time.monotonic() - stopped < 6
+        cell = kernel.run("eight.cancel()\nawait eight")
+        assert cell.status == "ok" and cell.seconds < 0.5
+        assert kernel.value("(eight.state, call.done())") == ("cancelled", False)
+        assert_partial(kernel)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert kernel.run("await call; await llm.call_utility('resume_scheduler')").status == "ok"
+    after = kernel.run("%generate --raw --max-tokens 5 hello")
+    assert after.answers[0]["data"]["text/plain"] == answer(5)
+    assert engine_pid(kernel) == pid and "stuck" not in kernel.run("%llm status").stdout
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("times", [3, pytest.param(100, marks=pytest.mark.soak)])
+def test_kills_and_restarts_in_a_row_leave_nothing(kernel: Kernel, times: int) -> None:
+    """Each with eight streams and a pending call; counted within the kernel after the first one and after the last."""
+    counted = "(threading.active_count(), len(os.listdir('/proc/self/fd')), len(asyncio.all_tasks()))"
+    kernel.run(f"import os, threading, psutil\nslot = {SLOT}; llm = slot.llm")
+    first: tuple[int, ...] = ()
+    memory = []
+    for cycle in range(times + 1):
+        kernel.run(EIGHT)
+        assert kernel.run(READ).status == "ok"
+        os.kill(engine_pid(kernel), signal.SIGKILL)
+        assert kernel.run(WAIT).status == "ok"
+        assert kernel.value("seconds") < 1
+        assert kernel.value("[type(one).__name__ for one in results]") == ["EngineDeadError"] * 2
+        assert_partial(kernel)
+        assert kernel.run("%llm restart").status == "ok"
+        after = kernel.run("%generate --raw --max-tokens 5 hello")
+        assert after.answers[0]["data"]["text/plain"] == answer(5)
+        first = first or kernel.value(counted)
+        if cycle >= times // 2:
+            memory.append(psutil.Process(kernel.pid).memory_info().rss)
+    deadline = time.monotonic() + 5
+    while any(now > then for now, then in zip(kernel.value(counted), first, strict=True)):
+        assert time.monotonic() < deadline, (kernel.value(counted), first)
+    assert len(psutil.Process(kernel.pid).children()) == 1
+    growth = (memory[-1] - memory[0]) / (len(memory) - 1) / 1024
+    print(json.dumps({"restarts": times + 1, "left": first, "KiB_per_restart": round(growth, 1)}), file=sys.stderr)
+    assert growth < 512
 
 
 def test_interrupt_of_a_restart_ends_it(kernel: Kernel) -> None:

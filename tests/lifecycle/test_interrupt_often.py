@@ -79,6 +79,18 @@ def test_at_every_stage(kernel: Kernel, stage: str, times: int) -> None:
         kernel.run("%llm unload fake")
 
 
+@pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.soak)])
+def test_while_nothing_runs(kernel: Kernel, times: int) -> None:
+    kernel.run("%llm load fake: --name fake")
+    pid = kernel.value(f"{SLOT}.process.pid")
+    for _ in range(times):
+        kernel.interrupt()
+        after = kernel.run("%generate --raw --max-tokens 3 hello")
+        assert after.answers[0]["data"]["text/plain"] == SOME, after
+    assert kernel.value(f"{SLOT}.process.pid") == pid
+    kernel.run("%llm unload fake")
+
+
 def test_on_the_default_model(kernel: Kernel) -> None:
     loaded = kernel.run("%llm load smollm2", timeout=100)
     assert loaded.status == "ok", loaded.traceback
