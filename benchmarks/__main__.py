@@ -21,6 +21,7 @@ RUNS = {
     "scheduler": [],
     "sampler": [],
     "idle": [],
+    "busy_machine": [],
 }
 """Benchmark -> its arguments."""
 

