@@ -23,8 +23,8 @@ GONE = 2.0
 """Seconds after which nothing may be left."""
 
 SHUTDOWN = 0.5
-"""Seconds that the engine may add to a kernel's shutdown. On a quiet machine 0.5 are promised in all, and a kernel takes
-0.1 without and with an engine, 0.35 where that sits in a forward; a bare one may take more where others want the cores.
+"""Seconds that the engine may add to a kernel's shutdown. In all 0.5 are promised on a quiet machine, where a kernel
+takes 0.1 with an engine or without, 0.35 if that sits in a forward; a bare one takes more where others want the cores.
 """
 
 
