@@ -10,13 +10,18 @@ import msgspec
 from llmkernel.errors import InvalidRequestError, UnsupportedFeatureError
 from llmkernel.speculative_config import SpeculativeConfig
 
-__all__ = ["DEFAULT_MODEL", "EngineArgs", "format_bytes", "parse_bytes"]
+__all__ = ["DEFAULT_MODEL", "EngineArgs", "format_bytes", "format_seconds", "parse_bytes", "parse_seconds"]
 
 DEFAULT_MODEL = "smollm2"
 
 _UNITS = {"": 1, "B": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY = {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", re.IGNORECASE)
+LONGEST_LEASE = 7 * 86400
+"""Seconds. A lease is for the time between two kernels; an engine that should stay for good has an owner."""
+
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", re.IGNORECASE)
 
 
@@ -40,6 +45,23 @@ def format_bytes(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
+def parse_seconds(text: str | float) -> float:
+    """Seconds meant by `text`: 90, "90s", "10m", "1.5h", "1d". InvalidRequestError for anything else."""
+    if isinstance(text, int | float):
+        return float(text)
+    found = _TIME.fullmatch(text)
+    if not found:
+        raise InvalidRequestError(f"{text!r} is not a time; write seconds or a unit, for example '10m'.", value=text)
+    number, unit = found.groups()
+    return float(number) * _SECONDS[unit.lower()]
+
+
+def format_seconds(seconds: float) -> str:
+    """`seconds` in the largest unit that leaves no rest: 10m, 90s, 1h."""
+    unit = next((unit for unit in "dhm" if seconds and seconds % _SECONDS[unit] == 0), "s")
+    return f"{seconds / _SECONDS[unit]:g}{unit}"
+
+
 class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What the engine is asked to be. Names are vLLM's where vLLM has them. Frozen; travels in the INIT message.
 
@@ -55,7 +77,9 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     import_paths: custom logits processors ("module:Class", in order) and the folders to find them in (absolute paths).
     logprobs_mode: logprobs or logits, of the model's own logits (raw) or of what is drawn from (processed).
     speculative: None | "ngram" | the settings of SpeculativeConfig: draft tokens by prompt lookup.
-    keep_alive, data_parallel_size: exist for later and are refused by name if set.
+    keep_alive: seconds, "90s", "10m": how long the engine of a notebook waits for its kernel to come back when that is
+    restarted or has died. For %llm load in a Jupyter kernel only: elsewhere nobody would find the engine again.
+    data_parallel_size: exists for later and is refused by name if set.
     """
 
     model: str = DEFAULT_MODEL
@@ -74,7 +98,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     seed: int | None = None
     num_threads: str | int = "auto"
     stream_interval: int = 1
-    keep_alive: str | None = None
+    keep_alive: str | int | float | None = None
     speculative: str | dict[str, Any] | None = None
     data_parallel_size: int = 1
     trust_remote_code: bool = False
@@ -95,18 +119,33 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if self.num_threads != "auto":
             good = isinstance(self.num_threads, int) and self.num_threads >= 1
             _require(good, "num_threads", self.num_threads, "must be 'auto' or an integer of at least 1")
+        if self.keep_alive is not None:
+            good = 0 < self._lease_seconds() <= LONGEST_LEASE
+            longest = format_seconds(LONGEST_LEASE)
+            _require(good, "keep_alive", self.keep_alive, f"must be more than 0 and at most {longest}, or left out")
         for path in self.import_paths:
             good = isinstance(path, str) and (os.path.isabs(path) or _IMPORT_PATH.fullmatch(path) is not None)
             _require(good, "import_paths", path, "must be 'module:Class', or the absolute path of a folder")
         if self.speculative is not None:
             SpeculativeConfig.parse(self.speculative)
         unbuilt = {
-            "keep_alive": self.keep_alive is not None,
             "data_parallel_size": self.data_parallel_size != 1,
         }
         for name, asked in unbuilt.items():
             if asked:
                 raise UnsupportedFeatureError(f"{name} is not built yet; leave it out.", parameter=name)
+
+    @property
+    def lease(self) -> float | None:
+        """Seconds of keep_alive; None without."""
+        return None if self.keep_alive is None else self._lease_seconds()
+
+    def _lease_seconds(self) -> float:
+        assert self.keep_alive is not None
+        try:
+            return parse_seconds(self.keep_alive)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"keep_alive = {error}", parameter="keep_alive", value=self.keep_alive) from None
 
     @classmethod
     def from_options(cls, model: str = DEFAULT_MODEL, **options: Any) -> "EngineArgs":

@@ -28,9 +28,8 @@ def main(argv: list[str] | None = None) -> None:
     key = _read_key() if options.key_on_stdin else b""
     departure = Departure(options.parent_pid)
     departure.install_signals()
-    watch = ParentWatch(
-        options.parent_pid, on_gone=departure.owner_is_gone, on_quit=departure.request, each_poll=trim_log
-    )
+    on_gone = departure.owner_is_gone if options.keep_alive is None else None
+    watch = ParentWatch(options.parent_pid, on_gone=on_gone, on_quit=departure.request, each_poll=trim_log)
     watch.start(death_signal=options.death_signal)
     _configure_logging()
     code = 1
@@ -56,9 +55,11 @@ def _serve(options: argparse.Namespace, departure: Departure, key_text: bytes) -
     departure.on_exit(run.close)
     from llmkernel.engine.control_door import EngineDoor
     from llmkernel.engine.control_server import ControlServer
+    from llmkernel.engine.ownership import Ownership
 
-    door = EngineDoor(run, options.parent_pid, departure)
-    control = ControlServer(run.address("ctl"), door, key)
+    ownership = Ownership(options.parent_pid, options.keep_alive)
+    door = EngineDoor(run, ownership, departure)
+    control = ControlServer(run.address("ctl"), door, ownership, key)
     control.start()  # before anything heavy is imported: it works while we load
     if key is not None:
         write_private(run.file("ctladdr"), control.address.encode())
@@ -73,6 +74,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--run-dir", required=True, help="run directory to hold")
     parser.add_argument("--parent-pid", type=int, required=True, help="pid of the owner")
     parser.add_argument("--engine-index", type=int, default=0)
+    parser.add_argument("--keep-alive", type=float, help="seconds to stay when the owner is gone")
     parser.add_argument("--death-signal", action="store_true", help="the owner's main thread started us")
     parser.add_argument("--key-on-stdin", action="store_true", help="the key of the run comes first on stdin")
     return parser.parse_args(argv)

@@ -12,7 +12,6 @@ from typing import Any
 import zmq
 
 from llmkernel.logger import init_logger
-from llmkernel.protocol.control import FIRST_ATTACHED
 from llmkernel.protocol.curve_key import CurveKey
 from llmkernel.protocol.output_backlog import OutputBacklog
 from llmkernel.protocol.outputs import (
@@ -111,6 +110,7 @@ class OutputSender:
                 )
                 lanes[-1] = _Lane(stack.enter_context(coordinator))
             writer = _Writer(max_reuse_bufs=len(sockets) + 1)
+            gone: set[int] = set()
             while True:
                 item = self._next_item(lanes, writer)
                 if isinstance(item, _Dead):
@@ -123,7 +123,8 @@ class OutputSender:
                     lanes[item.client_index] = _Lane(stack.enter_context(push))
                 elif isinstance(item, _Detach):
                     lanes.pop(item.client_index).socket.close(linger=0)
-                else:
+                    gone.add(item.client_index)
+                elif item[0] not in gone:  # else this is the end of what it had asked
                     _send(lanes, writer, *item, engine_index)
 
     def _next_item(self, lanes: "dict[int, _Lane]", writer: "_Writer") -> "_Item":
@@ -166,7 +167,7 @@ class _Attach:
 
 @dataclasses.dataclass(frozen=True)
 class _Detach:
-    """In the queue: a client that attached is gone."""
+    """In the queue: a client is gone."""
 
     client_index: int
 
@@ -229,7 +230,7 @@ def _send(
         outputs.engine_index = engine_index
         lane.backlog.append(outputs)
         lane.flush(writer)
-    elif client_index < FIRST_ATTACHED:  # else it was detached, and this is the end of what it had asked
+    else:
         logger.error("Dropped outputs for client %d, which does not exist.", client_index)
 
 

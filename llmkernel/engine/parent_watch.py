@@ -28,13 +28,14 @@ class ParentWatch:
     """Calls `on_gone` (on a thread of its own, perhaps twice) when the owner is gone, `on_quit` when it asks us to go.
 
     parent_pid: the owner. each_poll: called at every look at the parent's pid, every POLL_SECONDS; keep it cheap.
+    on_gone None: the engine is kept alive, others watch its owner, and a closed pipe means nothing.
     """
 
     def __init__(
         self,
         parent_pid: int,
         *,
-        on_gone: Callable[[], None],
+        on_gone: Callable[[], None] | None,
         on_quit: Callable[[], None],
         each_poll: Callable[[], object] | None = None,
     ) -> None:
@@ -43,7 +44,7 @@ class ParentWatch:
         self._on_quit = on_quit
         self._each_poll = each_poll
         self._owner: ProcessHandle | None = None
-        if _PARENTS_STAY:
+        if _PARENTS_STAY and on_gone is not None:
             with contextlib.suppress(ProcessLookupError):  # it is gone already
                 self._owner = ProcessHandle(parent_pid)
 
@@ -51,7 +52,7 @@ class ParentWatch:
         """Start the guards. death_signal: the owner's main thread started us, so the kernel's signal can be trusted."""
         if death_signal and sys.platform == "linux":
             _leave_a_second_after_the_parent()
-        if self._owner_left():  # before the signal was set
+        if self._on_gone is not None and self._owner_left():  # before the signal was set
             self._on_gone()
         threading.Thread(target=self._watch_pipe, name="llmkernel-owner-pipe", daemon=True).start()
         threading.Thread(target=self._watch_pid, name="llmkernel-owner-pid", daemon=True).start()
@@ -63,7 +64,8 @@ class ParentWatch:
             except OSError:
                 asked = b""  # a closed stdin says the same
             if not asked:
-                self._on_gone()
+                if self._on_gone is not None:
+                    self._on_gone()
                 return
             if QUIT in asked:
                 self._on_quit()
@@ -71,7 +73,7 @@ class ParentWatch:
     def _watch_pid(self) -> None:
         pause = threading.Event()
         while not pause.wait(POLL_SECONDS):
-            if self._owner_left():
+            if self._on_gone is not None and self._owner_left():
                 self._on_gone()
                 return
             if self._each_poll is not None:

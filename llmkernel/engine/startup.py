@@ -5,6 +5,7 @@ import os
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -46,10 +47,14 @@ _LINGER_MS = 5000
 class EngineHandshake:
     """The handshake socket of one engine process: DEALER, connect. Use it with `with`: leaving sends what waits.
 
-    `report` may be called from any thread (a download has its own), everything else from the main one.
+    `report` may be called from any thread (a download has its own), everything else from the main one. heard: whether
+    there is still somebody at the other end.
     """
 
-    def __init__(self, address: str, engine_index: int, key: CurveKey | None = None) -> None:
+    def __init__(
+        self, address: str, engine_index: int, key: CurveKey | None = None, heard: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._heard = heard
         self._lock = threading.Lock()
         self._last: tuple[str, float] = ("", 0.0)
         self._init_clock = 0.0
@@ -93,7 +98,7 @@ class EngineHandshake:
     def failed(self, error: BaseException) -> None:
         self._send(StartupFailed(type(error).__name__, str(error), "".join(traceback.format_exception(error))))
 
-    def close(self, linger: int = _LINGER_MS) -> None:
+    def close(self, linger: int) -> None:
         """Close the socket; waits up to `linger` milliseconds until the owner has what was sent."""
         self._socket.close(linger)
         self._ctx.term()
@@ -104,7 +109,7 @@ class EngineHandshake:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(0 if kind is SystemExit else _LINGER_MS)
+        self.close(_LINGER_MS if kind is not SystemExit and self._heard() else 0)
 
     def _send(self, message: EngineMessage) -> None:
         with self._lock:
@@ -120,7 +125,7 @@ def run_engine(
     key: CurveKey | None = None,
 ) -> int:
     """Start the engine that the owner describes at `handshake_address`, serve until the end; returns the exit code."""
-    with EngineHandshake(handshake_address, engine_index, key) as handshake:
+    with EngineHandshake(handshake_address, engine_index, key, lambda: not door.starter_left) as handshake:
         handshake.hello(os.getpid())
         try:
             proc = _load(handshake, engine_index, run, door, key)

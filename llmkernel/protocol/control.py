@@ -6,11 +6,15 @@ that starts before the model's libraries are imported; anybody of the same user 
     Abort     -> Done       end these requests
     Attach    -> Attached   one more client: where it listens
     Detach    -> Done       a client leaves; its requests are aborted
+    KeepAlive -> Done       how long the engine stays without an owner
     Shutdown  -> Done       end the engine
     (any)     -> Refused    with the reason
 
 A client attaches by binding its two sockets first; it then hears on the input one, once the model is loaded, the same
 registration as the owner. The engine watches its process, and detaches it when that ends.
+
+An engine that is kept alive watches its owner in the same way. When that is gone, its requests end and a lease runs;
+meanwhile a client may attach as the new owner.
 
 Frames of a question and of an answer: a number that the asker chose (so that late answers are recognised), msgpack.
 """
@@ -31,6 +35,7 @@ __all__ = [
     "Detach",
     "Done",
     "EngineStatus",
+    "KeepAlive",
     "Ping",
     "Pong",
     "Question",
@@ -58,22 +63,33 @@ class Abort(msgspec.Struct, tag_field="ask", tag="ABORT"):
     request_ids: list[str]
 
 
-class Attach(msgspec.Struct, tag_field="ask", tag="ATTACH"):
+class Attach(msgspec.Struct, tag_field="ask", tag="ATTACH", omit_defaults=True):
     """One more client. input and output: addresses that it has bound, on 127.0.0.1 or in the run directory: there they
     are called i and o, each with six hexadecimal digits, and removed when the client leaves.
 
     pid: of the client's process; when it is gone the client is detached. Asked twice, it has the same answer.
+    owner: it takes the place of an owner that is gone; refused while there is one, and where no lease runs.
     """
 
     input: str
     output: str
     pid: int
+    owner: bool = False
 
 
 class Detach(msgspec.Struct, tag_field="ask", tag="DETACH"):
     """The client leaves; its requests are aborted."""
 
     client_index: int
+
+
+class KeepAlive(msgspec.Struct, tag_field="ask", tag="KEEP_ALIVE"):
+    """Stay for `seconds` when your owner is gone, in place of what was said at your start; 0: leave with it.
+
+    Only for an engine that is kept alive.
+    """
+
+    seconds: float
 
 
 class Shutdown(msgspec.Struct, tag_field="ask", tag="SHUTDOWN"):
@@ -109,6 +125,8 @@ class EngineStatus(msgspec.Struct, tag_field="answer", tag="STATUS", kw_only=Tru
     """state: starting | running | stopping. stage: where the load is. uptime: seconds. memory: bytes, resident.
 
     running, waiting: requests. log: path of the log file. engine_args: what it was asked to be, {} until it knows.
+    keep_alive: seconds for which it stays without an owner, None if it ends with it. lease_left: seconds until it ends;
+    None while owner_pid lives.
     """
 
     pid: int
@@ -125,6 +143,8 @@ class EngineStatus(msgspec.Struct, tag_field="answer", tag="STATUS", kw_only=Tru
     clients: list[ClientStatus]
     log: str
     engine_args: dict[str, Any] = {}
+    keep_alive: float | None = None
+    lease_left: float | None = None
 
 
 class Attached(msgspec.Struct, tag_field="answer", tag="ATTACHED", omit_defaults=True):
@@ -137,5 +157,5 @@ class Attached(msgspec.Struct, tag_field="answer", tag="ATTACHED", omit_defaults
     clock: float = 0.0
 
 
-Question = Ping | Status | Abort | Attach | Detach | Shutdown
+Question = Ping | Status | Abort | Attach | Detach | KeepAlive | Shutdown
 Answer = Pong | EngineStatus | Attached | Done | Refused

@@ -55,6 +55,14 @@ class ProcessHandle:
             time.sleep(_POLL_SECONDS)  # nothing here tells of a process's end
         return self.ended
 
+    def terminate(self) -> None:
+        """SIGTERM, or what Windows has in its place; see `signal`."""
+        self.signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL, or what Windows has in its place; see `signal`."""
+        self.signal(getattr(signal, "SIGKILL", signal.SIGTERM))
+
     def signal(self, number: int) -> None:
         """Send a signal to this very process; nothing happens if it has ended. PermissionError if it is not ours."""
         with contextlib.suppress(ProcessLookupError):

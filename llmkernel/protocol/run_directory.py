@@ -125,6 +125,12 @@ class RunDirectory:
         finally:
             os.close(lock)
 
+    def leave(self) -> None:
+        """Let go of the run, which goes on: another process holds it. Nothing is removed. Idempotent."""
+        if self._lock is not None and os.getpid() == self._pid:
+            lock, self._lock = self._lock, None
+            os.close(lock)
+
     def __enter__(self) -> "RunDirectory":
         return self
 

@@ -13,6 +13,7 @@ import zmq
 
 from llmkernel.client.control_client import ControlClient, EngineStuckError
 from llmkernel.engine.control_server import ControlServer
+from llmkernel.engine.ownership import Ownership
 from llmkernel.errors import InvalidRequestError
 from llmkernel.protocol.control import Attach, EngineStatus, Ping, Pong
 
@@ -46,6 +47,12 @@ class Door:
         self.done.append(client_index)
         self.detached.set()
 
+    def starter_is_gone(self) -> None:
+        self.done.append("starter")
+
+    def keep_alive(self, seconds: float) -> None:
+        self.done.append(seconds)
+
     def shutdown(self) -> None:
         self.ended.set()
 
@@ -58,7 +65,7 @@ def address(tmp_path: Path) -> str:
 @pytest.fixture
 def door(address: str) -> Iterator[Door]:
     door = Door()
-    server = ControlServer(address, door)
+    server = ControlServer(address, door, Ownership(os.getpid()))
     server.start()
     yield door
     server.close()

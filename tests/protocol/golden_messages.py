@@ -14,6 +14,7 @@ from llmkernel.protocol.control import (
     Detach,
     Done,
     EngineStatus,
+    KeepAlive,
     Ping,
     Pong,
     Question,
@@ -256,7 +257,7 @@ def _ready_response_minimal() -> EngineCoreReadyResponse:
     )
 
 
-def _engine_status() -> EngineStatus:
+def _engine_status(**lease: float) -> EngineStatus:
     return EngineStatus(
         pid=4321,
         owner_pid=4000,
@@ -272,6 +273,7 @@ def _engine_status() -> EngineStatus:
         clients=[ClientStatus(client_index=0, pid=4000, unfinished=3)],
         log="/r/log",
         engine_args={"model": "smollm2"},
+        **lease,
     )
 
 
@@ -314,10 +316,13 @@ MESSAGES: dict[str, tuple[Any, Any]] = {
     "ask_status": (Status(), Question),
     "ask_abort": (Abort(["r1-8f3a"]), Question),
     "ask_attach": (Attach("ipc:///r/in1", "ipc:///r/out1", 4400), Question),
+    "ask_attach_as_owner": (Attach("ipc:///r/in1", "ipc:///r/out1", 4400, owner=True), Question),
     "ask_detach": (Detach(1), Question),
+    "ask_keep_alive": (KeepAlive(600.0), Question),
     "ask_shutdown": (Shutdown(), Question),
     "answer_pong": (Pong(step_counter=3, step_age=0.25), Answer),
     "answer_status": (_engine_status(), Answer),
+    "answer_status_of_a_lease": (_engine_status(keep_alive=600.0, lease_left=1.5), Answer),
     "answer_attached": (Attached(1), Answer),
     "answer_attached_with_clock": (Attached(1, clock=9.5), Answer),
     "answer_done": (Done(), Answer),

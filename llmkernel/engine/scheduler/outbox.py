@@ -14,12 +14,14 @@ class Outbox:
 
     stream_interval: a request is told of its first token, then of every k-th, then of its end, where k is the larger of
     this and its own. include_finished: name the finished requests besides, for clients that balance several engines.
+    owner: client_index of the owner, who hears the statistics when there is nothing else to say.
     """
 
     def __init__(self, stream_interval: int = 1, *, include_finished: bool = False) -> None:
         self._stream_interval = stream_interval
         self._include_finished = include_finished
         self._outputs: dict[int, list[EngineCoreOutput]] = {}
+        self.owner = 0
 
     def __bool__(self) -> bool:
         return bool(self._outputs)
@@ -50,7 +52,7 @@ class Outbox:
         self._outputs.setdefault(client_index, []).append(output)
 
     def take(self, stats: SchedulerStats | None = None) -> dict[int, EngineCoreOutputs]:
-        """Everything, by client. `stats` go to one client: one that is told something anyway, else client 0."""
+        """Everything, by client. `stats` go to one client: one that is told something anyway, else the owner."""
         taken = {client: EngineCoreOutputs(outputs=outputs) for client, outputs in self._outputs.items()}
         self._outputs = {}
         if self._include_finished:
@@ -58,7 +60,7 @@ class Outbox:
                 message.finished_requests = {o.request_id for o in message.outputs if o.finished} or None
         if stats is not None:
             if not taken:
-                taken[0] = EngineCoreOutputs()
+                taken[self.owner] = EngineCoreOutputs()
             next(iter(taken.values())).scheduler_stats = stats
         return taken
 
