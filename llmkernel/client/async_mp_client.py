@@ -11,6 +11,7 @@ import zmq
 from llmkernel.client.async_tasks import AsyncState, OutputHooks, run_output_task, run_startup_task
 from llmkernel.client.attachment import RunningEngine
 from llmkernel.client.background_task import background_task
+from llmkernel.client.keep_alive import KeepAlive
 from llmkernel.client.mp_client import MPClient
 from llmkernel.config import EngineArgs
 from llmkernel.errors import EngineDeadError, WrongLoopError
@@ -41,8 +42,11 @@ class AsyncMPClient(MPClient):
         client_index: int = 0,
         client_count: int = 1,
         engine: RunningEngine | None = None,
+        keep: KeepAlive | None = None,
     ) -> None:
-        super().__init__(True, args, executor_class, log_stats, client_addresses, client_index, client_count, engine)
+        super().__init__(
+            True, args, executor_class, log_stats, client_addresses, client_index, client_count, engine, keep
+        )
         self._state = AsyncState(self.resources, self.startup, self.decoder, self.utility_results)
         self.outputs_queue = self._state.outputs_queue
         with contextlib.suppress(RuntimeError):  # no loop runs: the first use starts the tasks

@@ -4,7 +4,7 @@ import contextlib
 import os
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmkernel.client.control_client import ControlClient, EngineStuckError
@@ -64,19 +64,26 @@ class Attachment:
     """Two addresses, in the engine's run directory where they are files; they are bound before the engine is asked, and
     said by `bound`. Then a client_index.
 
+    adopts: we want to own it, in the place of an owner that is gone; `owns` says whether we do.
     RunDirectoryError if the run directory is not private to us, FileNotFoundError if it is gone.
     """
 
-    def __init__(self, engine: RunningEngine) -> None:
+    def __init__(self, engine: RunningEngine, *, adopts: bool = False) -> None:
         check_private(engine.run_path)
         name = secrets.token_hex(3)
-        self.engine = engine
+        self.adopts = adopts
+        self.engine = replace(engine, owner_pid=os.getpid()) if adopts else engine
         self.key = engine.key
         self.input_address = f"ipc://{engine.run_path / f'i{name}'}" if self.key is None else "tcp://127.0.0.1:*"
         self.output_address = f"ipc://{engine.run_path / f'o{name}'}" if self.key is None else "tcp://127.0.0.1:*"
         self.client_index: int | None = None
         self.failure = ""
         self._asked = False
+
+    @property
+    def owns(self) -> bool:
+        """The engine is ours, to be ended by us."""
+        return self.adopts and self.client_index is not None
 
     def bound(self, input_address: str, output_address: str) -> None:
         """Where the two really are."""
@@ -85,7 +92,7 @@ class Attachment:
     def question(self) -> Attach:
         """What to ask the engine; asked again, it has the same answer."""
         self._asked = True
-        return Attach(self.input_address, self.output_address, os.getpid())
+        return Attach(self.input_address, self.output_address, os.getpid(), self.adopts)
 
     def detach(self) -> None:
         """Leave, if we are there; our requests end. An engine that is gone or does not answer needs no farewell."""

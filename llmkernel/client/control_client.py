@@ -14,6 +14,7 @@ from llmkernel.protocol.control import (
     Attached,
     Detach,
     EngineStatus,
+    KeepAlive,
     Ping,
     Pong,
     Question,
@@ -74,6 +75,9 @@ class ControlClient:
 
     def detach(self, client_index: int, timeout: float = STUCK_AFTER) -> None:
         self._ask(Detach(client_index), None, timeout)
+
+    def keep_alive(self, seconds: float, timeout: float = STUCK_AFTER) -> None:
+        self._ask(KeepAlive(seconds), None, timeout)
 
     def shutdown(self, timeout: float = STUCK_AFTER) -> None:
         self._ask(Shutdown(), None, timeout)

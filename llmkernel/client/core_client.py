@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from llmkernel.client.async_mp_client import AsyncMPClient
 from llmkernel.client.attachment import RunningEngine
 from llmkernel.client.engine_core_client import EngineCoreClient
+from llmkernel.client.keep_alive import KeepAlive, check_keep_alive
 from llmkernel.client.sync_mp_client import SyncMPClient
 from llmkernel.config import EngineArgs
 from llmkernel.errors import UnsupportedFeatureError
@@ -33,6 +34,8 @@ def make_client(
         )
     if engine is not None and not multiprocess_mode:
         raise UnsupportedFeatureError("engine= needs multiprocess_mode=True.", parameter="multiprocess_mode")
+    if engine is None:
+        check_keep_alive(args, None)
     if asyncio_mode:
         return make_async_mp_client(args, executor_class, log_stats, engine=engine)
     if multiprocess_mode:
@@ -50,13 +53,16 @@ def make_async_mp_client(
     client_index: int = 0,
     client_count: int = 1,
     engine: RunningEngine | None = None,
+    keep: KeepAlive | None = None,
 ) -> EngineCoreClient:
     """An AsyncMPClient; the subclass for several data-parallel engines is not built and refused by name.
 
-    engine: one that runs already, to attach to in place of starting one.
+    engine: one that runs already, to attach to in place of starting one. keep: see MPClient.
     """
+    if engine is None:
+        check_keep_alive(args, keep)
     if args.data_parallel_size > 1:
         raise UnsupportedFeatureError(
             "data_parallel_size above 1 is not built yet; leave it out.", parameter="data_parallel_size"
         )
-    return AsyncMPClient(args, executor_class, log_stats, client_addresses, client_index, client_count, engine)
+    return AsyncMPClient(args, executor_class, log_stats, client_addresses, client_index, client_count, engine, keep)

@@ -4,18 +4,21 @@ import os
 import time
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import zmq
 import zmq.asyncio
 
+from llmkernel.client.adopted_process import AdoptedProcess
 from llmkernel.client.async_control import ask
 from llmkernel.client.attached_process import AttachedProcess
 from llmkernel.client.attachment import Attachment, RunningEngine
 from llmkernel.client.control_client import STUCK_AFTER
 from llmkernel.client.engine_core_client import EngineCoreClient
 from llmkernel.client.failure import StartupFailure
+from llmkernel.client.keep_alive import KeepAlive
 from llmkernel.client.process import EngineProcess
 from llmkernel.client.resources import BackgroundResources
 from llmkernel.client.startup import ProgressCallback, Startup
@@ -49,7 +52,8 @@ class MPClient(EngineCoreClient):
     executor_class: import path "module:Class" for the engine; None = the real one. client_addresses: {"input_address",
     "output_address"} to bind for an engine that somebody else starts and that connects to `client_count` clients, this
     one being number client_index; the engine process is then not ours (`process` is None). engine: one that runs
-    already, to attach to; it gives us our client_index, and goes on when we leave.
+    already, to attach to; it gives us our client_index, and goes on when we leave. keep: for an engine with keep_alive;
+    together with `engine` that one is made ours.
 
     resources: everything to give back; its finaliser stands before anything can fail.
     """
@@ -64,6 +68,7 @@ class MPClient(EngineCoreClient):
         client_index: int = 0,
         client_count: int = 1,
         engine: RunningEngine | None = None,
+        keep: KeepAlive | None = None,
     ) -> None:
         self.args = args
         self.log_stats = log_stats
@@ -77,6 +82,7 @@ class MPClient(EngineCoreClient):
         self.pending_messages = PendingMessages()
         ctx: zmq.Context[Any] = zmq.Context()
         self.resources = BackgroundResources(ctx)
+        self.resources.keep = keep
         self._finalizer = weakref.finalize(self, self.resources)
         success = False
         try:
@@ -205,11 +211,18 @@ class MPClient(EngineCoreClient):
         return EngineHandshakeMetadata(EngineAddresses([input_address], [output_address]), args, executor_class)
 
     def _bind_attached(self, ctx: "zmq.Context[Any]", engine: RunningEngine) -> None:
+        adopts = self.resources.keep is not None
         try:
-            attachment = self.resources.attachment = Attachment(engine)
+            attachment = self.resources.attachment = Attachment(engine, adopts=adopts)
             addresses = self._bind(ctx, attachment.input_address, attachment.output_address, attachment.key)
             attachment.bound(*addresses)
-            self.resources.watch_process(AttachedProcess(engine.pid, engine.log_path))
+            if adopts:
+                self.resources.run_directory = RunDirectory.join(
+                    engine.run_path, "ipc" if attachment.key is None else "tcp"
+                )
+                self.resources.watch_process(AdoptedProcess(attachment))
+            else:
+                self.resources.watch_process(AttachedProcess(engine.pid, engine.log_path))
         except (FileNotFoundError, ProcessLookupError, zmq.ZMQError) as error:
             raise EngineDeadError(f"The engine (process {engine.pid}) is gone; load the model again.") from error
 
@@ -229,9 +242,14 @@ class MPClient(EngineCoreClient):
         if self._key is not None:
             write_private(run.file("key"), bytes(self._key))  # for guests: the engine hears it from us
         self.startup.progress(Progress("spawned"))
-        process = EngineProcess(bound_address(self.resources.handshake_socket), run, key=self._key)
+        process = EngineProcess(
+            bound_address(self.resources.handshake_socket), run, key=self._key, keep_alive=self.args.lease
+        )
         self.resources.watch_process(process)
-        RunCard(process.pid, os.getpid(), self.args.model, time.time()).write(run)
+        keep, card = self.resources.keep, RunCard(process.pid, os.getpid(), self.args.model, time.time())
+        if keep is not None:
+            card = replace(card, kernel=keep.kernel, name=keep.name, auto_restart=keep.auto_restart)
+        card.write(run)
 
     def _open(self, socket: Any) -> Any:
         self.ensure_alive()

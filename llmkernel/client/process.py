@@ -5,21 +5,16 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 
 from llmkernel.client.environment import engine_environment
 from llmkernel.client.watched_process import WatchedProcess
-from llmkernel.logger import init_logger
 from llmkernel.protocol.curve_key import CurveKey
 from llmkernel.protocol.run_directory import RunDirectory
 
 __all__ = ["EngineProcess"]
 
-logger = init_logger(__name__)
-
 _QUIT = b"q"  # what parent_watch.QUIT says at the other end
-_KILL_WAIT = 2.0
+_MONITOR_WAIT = 2.0
 _CREATION_FLAGS = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) | getattr(subprocess, "CREATE_NO_WINDOW", 0)
 """On Windows, where there are no sessions: no Ctrl-C of the owner's console, and no console of its own."""
 
@@ -29,16 +24,24 @@ class EngineProcess(WatchedProcess):
 
     handshake_address: where the engine says HELLO. run: the run directory; the engine's stdout and stderr go to its
     file `log`, which the engine keeps below 4 MiB. key: of the run, where its sockets are tcp; the engine hears it
-    through its stdin. The lock is held to signal and to reap: a pid that is not reaped cannot be another's. In a forked
-    child of the owner every method that would touch the process does nothing.
+    through its stdin. keep_alive: seconds for which it stays when we are gone; None: it goes with us.
+
+    The lock is held to signal and to reap: a pid that is not reaped cannot be another's. In a forked child of the owner
+    every method that would touch the process does nothing.
     """
 
     def __init__(
-        self, handshake_address: str, run: RunDirectory, engine_index: int = 0, *, key: CurveKey | None = None
+        self,
+        handshake_address: str,
+        run: RunDirectory,
+        engine_index: int = 0,
+        *,
+        key: CurveKey | None = None,
+        keep_alive: float | None = None,
     ) -> None:
         super().__init__(run.file("log"))
         self._owner_pid = os.getpid()
-        self._popen = self._start(handshake_address, run, engine_index, with_key=key is not None)
+        self._popen = self._start(handshake_address, run, engine_index, with_key=key is not None, keep_alive=keep_alive)
         if key is not None:
             self._write(bytes(key))
         self.pid: int = self._popen.pid
@@ -57,25 +60,26 @@ class EngineProcess(WatchedProcess):
         if os.getpid() != self._owner_pid:
             return 0
         held = self.memory()
-        deadline = time.monotonic() + timeout
-        self._write(_QUIT)
-        if not self.wait(timeout / 2):
-            self._signal(self._popen.terminate)
-            if not self.wait(max(0.0, deadline - time.monotonic())):
-                self._signal(self._popen.kill)
-                if not self.wait(_KILL_WAIT):
-                    logger.warning("Engine process %d does not end, not even by SIGKILL.", self.pid)
+        self._end(lambda _: self._write(_QUIT), self._popen.terminate, self._popen.kill, timeout)
         self._close_pipe()
         if threading.current_thread() is not self._monitor:
-            self._monitor.join(_KILL_WAIT)
+            self._monitor.join(_MONITOR_WAIT)
         return held
 
     def _start(
-        self, handshake_address: str, run: RunDirectory, engine_index: int, *, with_key: bool
+        self,
+        handshake_address: str,
+        run: RunDirectory,
+        engine_index: int,
+        *,
+        with_key: bool,
+        keep_alive: float | None,
     ) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-P", "-m", "llmkernel.engine", "--handshake", handshake_address]
         command += ["--run-dir", str(run.path), "--parent-pid", str(os.getpid()), "--engine-index", str(engine_index)]
-        if threading.current_thread() is threading.main_thread():
+        if keep_alive is not None:
+            command += ["--keep-alive", str(keep_alive)]
+        elif threading.current_thread() is threading.main_thread():
             command.append("--death-signal")  # it follows the thread that starts the process
         if with_key:
             command.append("--key-on-stdin")
@@ -105,11 +109,6 @@ class EngineProcess(WatchedProcess):
             self._popen.wait()
             callbacks = self._take_exit()
         self._tell(callbacks)
-
-    def _signal(self, send: Callable[[], None]) -> None:
-        with self._lock:
-            if not self._exited.is_set():
-                send()
 
     def _write(self, message: bytes) -> None:
         """Say something on the engine's stdin; it may be gone."""

@@ -16,6 +16,7 @@ import zmq
 
 from llmkernel.client.attachment import Attachment
 from llmkernel.client.failure import EngineDeath
+from llmkernel.client.keep_alive import KeepAlive
 from llmkernel.client.watched_process import WatchedProcess
 from llmkernel.errors import EngineDeadError
 from llmkernel.logger import init_logger
@@ -47,7 +48,8 @@ class BackgroundResources:
         self.ctx = ctx
         self.run_directory: RunDirectory | None = None
         self.process: WatchedProcess | None = None
-        self.attachment: Attachment | None = None  # at an engine that is not ours to end
+        self.attachment: Attachment | None = None  # at an engine that somebody else has started
+        self.keep: KeepAlive | None = None
         self.input_socket: Any = None  # zmq.Socket, or its asyncio kind
         self.output_socket: Any = None
         self.handshake_socket: Any = None
@@ -58,13 +60,15 @@ class BackgroundResources:
         self.on_close: Callable[[], None] = lambda: None
         self.engine_dead = False
         self.closing = False
+        self._engine_stays = False
         self.bytes_given_back = 0
         self._death = EngineDeath()
         self._close_lock = threading.Lock()
         self._sockets_closed = threading.Event()
 
     def __call__(self) -> None:
-        """The finaliser."""
+        """The finaliser. A kernel that will come back finds its engine again."""
+        self._engine_stays = self.keep is not None and self.keep.restarting()
         self.close(FINALIZER_TIMEOUT)
 
     # The engine's end.
@@ -89,7 +93,8 @@ class BackgroundResources:
 
     def dead_error(self) -> EngineDeadError:
         """A fresh exception that says how the engine ended, as far as that is known by now."""
-        owner = self.attachment.engine.owner_pid if self.attachment is not None else None
+        attachment = self.attachment
+        owner = attachment.engine.owner_pid if attachment is not None and not attachment.owns else None
         death, process = dataclasses.replace(self._death, shared_owner=owner), self.process
         if process is not None and not death.by_owner:
             death = dataclasses.replace(death, exitcode=process.exitcode, log_tail=process.log_tail())
@@ -120,14 +125,16 @@ class BackgroundResources:
             self.closing = self.engine_dead = True
             with contextlib.ExitStack() as steps:  # from the last one upwards; an interrupt skips none of the others
                 if self.run_directory is not None:
-                    steps.callback(self.run_directory.close)
+                    steps.callback(self.run_directory.leave if self._engine_stays else self.run_directory.close)
                 steps.callback(self._close_sockets_where_they_live)
                 steps.callback(self._leave_engine, timeout)
                 steps.callback(self._run_where_sockets_live, self.on_release)
             return self.bytes_given_back
 
     def _leave_engine(self, timeout: float) -> None:
-        if self.attachment is not None and not self.process_exited:
+        if self._engine_stays:
+            return
+        if self.attachment is not None and not self.attachment.owns and not self.process_exited:
             self.attachment.detach()
         if self.process is not None:
             self.bytes_given_back = self.process.shutdown(timeout)

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,9 +53,9 @@ def stop_engine(engine: RunningEngine, timeout: float = 5.0) -> int:
         with contextlib.suppress(EngineDeadError), engine.control() as control:
             control.shutdown(ANSWER_SECONDS)
             handle.wait(timeout)
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        for end in (handle.terminate, handle.kill):
             if not handle.ended:
-                handle.signal(number)
+                end()
                 handle.wait(_SIGNAL_WAIT)
         if not handle.ended:
             raise EngineDeadError(f"Engine process {engine.pid} does not end, not even by SIGKILL.")

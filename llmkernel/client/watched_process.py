@@ -4,6 +4,7 @@ import abc
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ __all__ = ["ExitCallback", "WatchedProcess"]
 logger = init_logger(__name__)
 
 _TAIL_BYTES = 64 * 2**10
+_KILL_WAIT = 2.0
 
 ExitCallback = Callable[["WatchedProcess"], None]
 
@@ -49,6 +51,27 @@ class WatchedProcess(abc.ABC):
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the process has ended; says whether it has."""
         return self._exited.wait(timeout)
+
+    def _end(
+        self, ask: Callable[[float], None], terminate: Callable[[], None], kill: Callable[[], None], timeout: float
+    ) -> None:
+        """Ask it to leave, then SIGTERM, then SIGKILL, `timeout` seconds later. ask: with the seconds it may take."""
+        deadline = time.monotonic() + timeout
+        ask(timeout / 2)
+        if self.wait(max(0.0, deadline - timeout / 2 - time.monotonic())):
+            return
+        self._signal(terminate)
+        if self.wait(max(0.0, deadline - time.monotonic())):
+            return
+        self._signal(kill)
+        if not self.wait(_KILL_WAIT):
+            logger.warning("Engine process %d does not end, not even by SIGKILL.", self.pid)
+
+    def _signal(self, send: Callable[[], None]) -> None:
+        """Under the lock, so that what has ended meanwhile is sent nothing."""
+        with self._lock:
+            if not self._exited.is_set():
+                send()
 
     def add_exit_callback(self, callback: ExitCallback) -> None:
         """Call `callback(self)` on the monitor thread when the process has ended; at once, here, if it has already."""
