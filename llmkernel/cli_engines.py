@@ -86,11 +86,13 @@ def _row(engine: RunningEngine) -> tuple[str, ...]:
         str(status.waiting),
         str(len(status.clients)),
         _duration(status.uptime),
-        str(status.owner_pid),
+        str(status.owner_pid) if status.lease_left is None else "gone",
     )
 
 
 def _state(status: EngineStatus) -> str:
+    if status.lease_left is not None:
+        return f"kept alive for {_duration(status.lease_left)}"
     if status.state == "starting":
         return f"loading: {stage_line(status.stage)}"
     if status.step_age >= 1:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from llmkernel.client.attachment import RunningEngine
 from llmkernel.client.core_client import EngineCoreClient, make_async_mp_client
+from llmkernel.client.keep_alive import KeepAlive
 from llmkernel.config import EngineArgs
 from llmkernel.errors import EngineDeadError, InvalidRequestError, UnsupportedFeatureError
 from llmkernel.llm.beam_search import BeamSearch, gather_last
@@ -42,7 +43,8 @@ class AsyncLLM:
     one's client owns the engine, others are attached to it, and leave it when their loop ends.
 
     executor_class: import path "module:Class" of another executor. engine: one that runs already, to share in place of
-    starting one; see `attach`. generation: how often it was restarted. stat_listeners: hear the statistics of every
+    starting one; see `attach`. keep: for keep_alive, as a Session has it; together with `engine` that one, which has
+    lost its owner, is made ours. generation: how often it was restarted. stat_listeners: hear the statistics of every
     message on the first loop (with log_stats), for dashboards and the like.
     """
 
@@ -53,11 +55,14 @@ class AsyncLLM:
         executor_class: str | None = None,
         log_stats: bool = True,
         engine: RunningEngine | None = None,
+        keep: KeepAlive | None = None,
     ) -> None:
         self.args = args
         self.log_stats = log_stats and args.log_stats
         self._executor_class = executor_class
-        self._shared = engine
+        self._keep = keep
+        self._adopted = engine if keep is not None else None
+        self._shared = engine if keep is None else None
         self._progress_callbacks: list[Callable[[Progress], None]] = []
         self._health_callbacks: list[Callable[[EngineHealth], None]] = []
         self.stat_listeners: list[StatListener] = []
@@ -111,6 +116,7 @@ class AsyncLLM:
             if self._shutdowns != shutdowns:  # somebody ended it for good meanwhile
                 raise self.dead_error
             if self._own is earlier:
+                self._adopted = None
                 self._own = self._take_first_seat()
                 self.generation += 1
         return await self.ready()
@@ -328,6 +334,11 @@ class AsyncLLM:
         return self.facts is not None and not self.errored
 
     @property
+    def re_attached(self) -> bool:
+        """The engine was kept alive by an earlier kernel, and taken over."""
+        return self._adopted is not None
+
+    @property
     def facts(self) -> EngineCoreReadyResponse | None:
         """What was loaded; None until it is."""
         return next((seat.facts for seat in self._seats() if seat.facts is not None), None)
@@ -437,7 +448,8 @@ class AsyncLLM:
 
     def _take_first_seat(self) -> LoopSeat:
         """The seat whose client starts the engine; everybody else's is attached to it."""
-        client = make_async_mp_client(self.args, self._executor_class, self.log_stats, engine=self._shared)
+        engine = self._shared or self._adopted
+        client = make_async_mp_client(self.args, self._executor_class, self.log_stats, engine=engine, keep=self._keep)
         for callback in self._progress_callbacks:
             client.add_progress_callback(callback)  # type: ignore[attr-defined]  # of AsyncMPClient
         seat = LoopSeat(self.args, client, self.log_stats)

@@ -6,9 +6,11 @@ from llmkernel.config import format_bytes
 from llmkernel.notebook import awaiting, completion
 from llmkernel.notebook.cells import Cells
 from llmkernel.notebook.journal import Journal, journal_path
+from llmkernel.notebook.kernel_life import KernelLife
 from llmkernel.notebook.line_text import QuestionLine
 from llmkernel.notebook.magics import LLMMagics
 from llmkernel.notebook.notebook_name import notebook_name
+from llmkernel.notebook.re_attachment import re_attach
 from llmkernel.notebook.session import Session
 
 __all__ = ["load", "unload"]
@@ -20,14 +22,17 @@ def load(shell: Any) -> None:
     """Register the magics, the await transformer, completion, and the session behind them."""
     unload(shell)  # what an earlier, perhaps broken, load has left
     cells = Cells(shell)
-    session = Session(cells, journal=Journal(journal_path(), notebook_name(shell)))
+    life = KernelLife(shell)
+    session = Session(cells, journal=Journal(journal_path(), notebook_name(shell)), life=life)
     cells.start()
+    life.start(session.give_up_leases)
     shell.register_magics(LLMMagics(shell, session))
     shell.input_transformers_post.append(awaiting.await_our_magics)
     shell.input_transformer_manager.token_transformers.append(QuestionLine)
     if shell.Completer is not None:
         shell.Completer.custom_matchers.append(completion.matcher(session))
     Session.current = session
+    re_attach(shell, session, life)
 
 
 def unload(shell: Any) -> None:
@@ -46,6 +51,8 @@ def unload(shell: Any) -> None:
     session: Session = magics.session
     if session.cells is not None:
         session.cells.stop()
+    if session.life is not None:
+        session.life.stop()
     for name, given_back in session.close().items():
         print(f"Unloaded {name}: {format_bytes(given_back)} given back.")  # noqa: T201 - the cell's output
     if type(session).current is session:

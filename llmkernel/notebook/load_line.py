@@ -17,11 +17,22 @@ _BYTES = 1_000_000
 
 def load_line(slot: "ModelSlot", reason: str = "") -> str:
     """The state of a load."""
+    if slot.re_attached:
+        return _re_attachment_line(slot)
     if slot.state == "loading":
         return f"Loading {slot.name}{reason}: {stage_line(slot.progress)}"
     if slot.state != "ready" or slot.facts is None:
         return f"Loading {slot.name}{reason}: ended." if slot.state == "unloaded" else f"Loading {slot.name} failed."
     return f"{slot.name} is ready ({slot.load_seconds or 0:.1f} s): {clean_text(', '.join(_model(slot.facts)))}."
+
+
+def _re_attachment_line(slot: "ModelSlot") -> str:
+    """The same of an engine that is there, and has only to be found."""
+    if slot.state == "loading":
+        return f"Re-attaching to {slot.name}, which was kept alive."
+    if slot.state != "ready" or slot.facts is None:
+        return f"Re-attaching to {slot.name} failed{': ' if slot.failure else '.'}{clean_text(str(slot.failure or ''))}"
+    return f"{slot.name} is re-attached ({slot.load_seconds or 0:.1f} s), it was kept alive: {model_line(slot.facts)}"
 
 
 def model_line(facts: EngineCoreReadyResponse) -> str:

@@ -1,6 +1,7 @@
 """ModelSlot: one model of a session: its engine, from the start of the load to the end of the process."""
 
 import asyncio
+import contextlib
 import copy
 import time
 import weakref
@@ -8,8 +9,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from llmkernel.client.attachment import RunningEngine
+from llmkernel.client.keep_alive import KeepAlive
 from llmkernel.config import EngineArgs
-from llmkernel.errors import EngineDeadError, EngineStartupError
+from llmkernel.errors import EngineDeadError, EngineStartupError, LLMKernelError
 from llmkernel.llm.async_llm import AsyncLLM
 from llmkernel.logger import init_logger
 from llmkernel.notebook.brief_errors import brief
@@ -27,6 +30,9 @@ MOST_RESTARTS = 3
 
 RESTART_WINDOW = 60.0
 
+LEASE_TIMEOUT = 0.2
+"""Seconds for an engine to hear that its kernel will not come back: a shutdown is not held up for longer."""
+
 
 def executor_class_for(model: str) -> str | None:
     """Import path of the executor that runs `model`: "fake:..." is answered without a model; None = the real one."""
@@ -42,8 +48,16 @@ class ModelSlot:
     """
 
     def __init__(
-        self, name: str, args: EngineArgs, executor_class: str | None = None, *, auto_restart: bool = False
+        self,
+        name: str,
+        args: EngineArgs,
+        executor_class: str | None = None,
+        *,
+        auto_restart: bool = False,
+        engine: RunningEngine | None = None,
+        keep: KeepAlive | None = None,
     ) -> None:
+        """engine, keep: see AsyncLLM."""
         self.name = name
         self.args = args
         self.progress: Progress | None = None
@@ -52,7 +66,8 @@ class ModelSlot:
         self.listeners: list[Callable[[], None]] = []
         self.auto_restart = auto_restart
         self._restarts: deque[float] = deque(maxlen=MOST_RESTARTS)
-        self.llm = AsyncLLM(args, executor_class=executor_class or executor_class_for(args.model))
+        executor_class = executor_class or executor_class_for(args.model)
+        self.llm = AsyncLLM(args, executor_class=executor_class, engine=engine, keep=keep)
         self.llm.add_progress_callback(self._on_progress)
         self._begin(self.llm.ready)
 
@@ -76,6 +91,16 @@ class ModelSlot:
         return self._load.get_loop()
 
         return self.llm.facts
+
+    @property
+    def re_attached(self) -> bool:
+        """An earlier kernel loaded it, and it was kept alive."""
+        return self.llm.re_attached
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the load, if something did."""
+        return self._load.exception() if self._load.done() and not self._load.cancelled() else None
 
     @property
     def loading(self) -> bool:
@@ -106,6 +131,13 @@ class ModelSlot:
         """End the engine process. From any thread, idempotent; blocks until it is gone. Bytes of memory given back."""
         self.ended = True
         return self.llm.shutdown()
+
+    def give_up_lease(self) -> None:
+        """An engine with keep_alive is to end with us all the same. From any thread."""
+        engine = self.llm.running_engine
+        if self.args.keep_alive is not None and engine is not None and engine.has_control:
+            with contextlib.suppress(LLMKernelError), engine.control() as control:  # it may be gone, or not ours
+                control.keep_alive(0, LEASE_TIMEOUT)
 
     def cancel_load(self) -> None:
         self._load.cancel()

@@ -16,8 +16,11 @@ from llmkernel.notebook.settings import Settings, completed
 from llmkernel.notebook.work import Work
 
 if TYPE_CHECKING:
+    from llmkernel.client.keep_alive import KeepAlive
+    from llmkernel.client.kept_engines import KeptEngine
     from llmkernel.notebook.generation import AnswerView, Generation
     from llmkernel.notebook.journal import Journal, JournalEntry
+    from llmkernel.notebook.kernel_life import KernelLife
     from llmkernel.notebook.model_slot import ModelSlot
 
 __all__ = ["Session"]
@@ -39,15 +42,23 @@ class Session:
     current: "Session | None" = None
 
     def __init__(
-        self, cells: Cells | None = None, *, auto_restart: bool = False, journal: "Journal | None" = None
+        self,
+        cells: Cells | None = None,
+        *,
+        auto_restart: bool = False,
+        journal: "Journal | None" = None,
+        life: "KernelLife | None" = None,
     ) -> None:
-        """`cells`: those of the shell that the session belongs to, None in a script. `journal`: keeps answers."""
+        """`cells`: those of the shell that the session belongs to, None in a script. `journal`: keeps answers. `life`:
+        of the kernel, for keep_alive; None in a script, where that is refused: the next run would not find its engine.
+        """
         self.auto_restart = auto_restart
         self.journal = journal
         self.open_view: Callable[[Generation], bool] | None = None
         self.models: dict[str, ModelSlot] = {}
         self.default: str | None = None
         self._failed: ModelSlot | None = None
+        self.life = life
         self.settings = Settings()
         self.generations: deque[Generation] = deque(maxlen=REMEMBERED)
         self.chats = Chats(self)
@@ -70,7 +81,7 @@ class Session:
         auto_restart: see ModelSlot; None = what the session says.
         """
         args = EngineArgs.from_options(model, **options)
-        slot = self.start_load(args, name or args.model, executor_class)
+        slot = self.start_load(args, name or args.model, executor_class, auto_restart)
         slot.auto_restart = slot.auto_restart if auto_restart is None else auto_restart
         return self._loading(slot)
 
@@ -94,7 +105,9 @@ class Session:
         task.set_name(f"llmkernel-load-{slot.name}")
         return Work(task, self.cells, lambda: self._end_load(slot))
 
-    def start_load(self, args: EngineArgs, name: str, executor_class: str | None = None) -> "ModelSlot":
+    def start_load(
+        self, args: EngineArgs, name: str, executor_class: str | None = None, auto_restart: bool | None = None
+    ) -> "ModelSlot":
         """The slot called `name`: the one that is there if it was loaded with the same `args`, else a new one."""
         slot = self.models.get(name)
         if slot is not None and slot.state in ("loading", "ready"):
@@ -110,10 +123,47 @@ class Session:
             # lazy: numpy, tokenizers and jinja2 take 0.13 s that %load_ext need not take
             from llmkernel.notebook.model_slot import ModelSlot
 
-            slot = self.models[name] = ModelSlot(name, args, executor_class, auto_restart=self.auto_restart)
-            slot.listeners.append(lambda: self._forget_failed(slot))
+            restarts = self.auto_restart if auto_restart is None else auto_restart
+            keep = self._keep(name, auto_restart=restarts) if args.keep_alive is not None else None
+            slot = ModelSlot(name, args, executor_class, auto_restart=restarts, keep=keep)
+            self._add(slot)
         self.default = name
         return slot
+
+    def adopt(self, kept: "KeptEngine") -> "ModelSlot":
+        """Take up an engine that this kernel has left when it was restarted or died; the slot it has from now on."""
+        from llmkernel.notebook.model_slot import ModelSlot  # lazy: see start_load
+
+        card, init = kept.card, kept.init
+        keep = self._keep(card.name, auto_restart=card.auto_restart)
+        slot = ModelSlot(
+            card.name,
+            init.engine_args,
+            init.executor_class,
+            auto_restart=card.auto_restart,
+            engine=kept.engine,
+            keep=keep,
+        )
+        self._add(slot)
+        self.default = slot.name
+        return slot
+
+    def give_up_leases(self) -> None:
+        """This kernel will not come back: its engines end with it, keep_alive or not. From any thread."""
+        for slot in list(self.models.values()):
+            slot.give_up_lease()
+
+    def _add(self, slot: "ModelSlot") -> None:
+        self.models[slot.name] = slot
+        slot.listeners.append(lambda: self._forget_failed(slot))
+
+    def _keep(self, name: str, *, auto_restart: bool) -> "KeepAlive | None":
+        from llmkernel.client.keep_alive import KeepAlive  # lazy: see start_load
+
+        life = self.life
+        if life is None or not life.identity:
+            return None
+        return KeepAlive(life.identity, name, auto_restart, lambda: life.restarting)
 
     def unload(self, *names: str) -> Work:
         """End engines (without a name the only one); await the result for the bytes given back, by name."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from llmkernel.config import format_bytes
+from llmkernel.config import format_bytes, format_seconds
 from llmkernel.notebook.load_line import load_line, model_line
 from llmkernel.notebook.plain_text import clean_text
 from llmkernel.notebook.session import Session
@@ -50,6 +50,8 @@ def _model(slot: "ModelSlot", is_default: bool, verbose: bool) -> str:
     if process is not None:
         path = f"{slot.facts.model.implementation} path, {_threads(slot.facts, stats)}"
         lines.append(f"  engine process {process.pid}, {format_bytes(process.memory())}, {path}")
+    if slot.args.lease is not None:
+        lines.append(f"  {'re-attached, ' if slot.re_attached else ''}lease {format_seconds(slot.args.lease)}")
     if slot.llm.health.state != "ok":
         lines.append(f"  {slot.llm.health}")
     if stats is not None:

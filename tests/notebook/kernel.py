@@ -141,9 +141,9 @@ class Kernel:
         """SIGKILL."""
         os.kill(self.pid, signal.SIGKILL)
 
-    def restart(self) -> None:
-        """As the Restart button does: kill it at once, start it again with its old connection file."""
-        self._manager.restart_kernel(now=True)
+    def restart(self, *, now: bool = True) -> None:
+        """Start it again with its old connection file. now: it is killed first; else asked to end."""
+        self._manager.restart_kernel(now=now)
         self.client.wait_for_ready(timeout=60)
 
     def stop(self) -> None:
