@@ -43,7 +43,7 @@ class NotebookPage:
         self.console: list[str] = []
         self.requests: list[str] = []
         page.on("console", lambda message: self.console.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: self.console.append(f"pageerror: {error}"))
+        page.on("pageerror", lambda error: self.console.append(f"pageerror: {error.stack or error}"))
         page.on("request", lambda request: self.requests.append(request.url))
 
     def open(self) -> "NotebookPage":
@@ -137,11 +137,14 @@ class NotebookPage:
 
     def theme(self, name: str) -> None:
         """ "JupyterLab Light" or "JupyterLab Dark"."""
+        light = json.dumps("Light" in name).lower()
+        if self.page.evaluate("() => document.body.dataset.jpThemeLight") == light:
+            return
         self.page.evaluate(
             f"async (theme) => {{ {_PANEL} await app.commands.execute('apputils:change-theme', {{theme}}); }}", name
         )
-        light = json.dumps("Light" in name).lower()
         self.page.wait_for_function(f"() => document.body.dataset.jpThemeLight === '{light}'")
+        self.page.locator("#jupyterlab-splash").wait_for(state="detached")
 
     def wait_for(self, condition: Callable[[], bool], what: str, *, timeout: float = 15) -> None:
         """Until `condition()` holds, asked at every turn of the page."""

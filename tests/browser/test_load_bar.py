@@ -51,21 +51,17 @@ def test_cancel_ends_a_load(open_notebook: OpenNotebook, front_end: str) -> None
     assert "widget" not in str(notebook.stored_outputs(1)) and not notebook.errors
 
 
-@pytest.mark.parametrize("theme", ["Light", "Dark"])
-def test_pictures(open_notebook: OpenNotebook, screenshot: Callable[[NotebookPage, str], Path], theme: str) -> None:
-    notebook = open_notebook(
-        "%load_ext llmkernel", "%llm load fake:load_ms=5000 --name fake", "%llm load fake: --name b"
-    )
-    notebook.theme(f"JupyterLab {theme}")
+def test_pictures(open_notebook: OpenNotebook, screenshot: Callable[[NotebookPage, str], Path]) -> None:
+    notebook = open_notebook("%load_ext llmkernel", "%llm load fake:load_ms=7000 --name fake")
     notebook.run(0)
     notebook.start(1)
     bar = notebook.view(1)
     expect(bar.locator(".llmk-stage")).to_have_text(["process", "importing", "weights", "kv cache", "warm-up"])
     expect(bar.locator(".llmk-totals")).to_contain_text("weights 2/4")
-    screenshot(notebook, f"load-{theme.lower()}")
+    for theme in ("Light", "Dark"):
+        notebook.theme(f"JupyterLab {theme}")
+        screenshot(notebook, f"load-{theme.lower()}")
     notebook.wait_until_run(1)
-    notebook.run(2)
     expect(notebook.view(1)).to_have_count(0)
     notebook.expect_text(1, "fake is ready (")
-    screenshot(notebook, f"loaded-{theme.lower()}")
     assert not notebook.errors

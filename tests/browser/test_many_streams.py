@@ -1,4 +1,7 @@
-"""200 streams at 20 tokens a second: nothing is lost, few messages. Lags and frames: see benchmarks/streams.py."""
+"""200 streams at 20 tokens a second, and 50 beside a dashboard: nothing is lost, few messages.
+
+Lags and frames: see benchmarks/streams.py.
+"""
 
 import json
 
@@ -40,5 +43,29 @@ def test_two_hundred_streams(open_notebook: OpenNotebook, front_end: str) -> Non
     stored = notebook.stored_outputs(3)[0]["data"]["text/plain"]
     for number in range(STREAMS):
         assert answer(f"question {number}", TOKENS) in stored, number
+    assert not notebook.errors
+    assert measured["messages_per_second"] <= 30
+
+
+def test_fifty_streams_beside_a_dashboard(open_notebook: OpenNotebook) -> None:
+    streams, tokens = 50, 120
+    notebook = open_notebook(*load_cells(streams), "%llm dashboard", stream_cell(streams, tokens))
+    notebook.page.set_viewport_size({"width": 1200, "height": 1800})
+    wire = Wire(notebook)
+    notebook.reload()
+    for cell in range(4):
+        notebook.run(cell)
+    wire.messages = wire.bytes = 0
+    notebook.page.evaluate(SAMPLE)
+    notebook.start(4)
+    dashboard = notebook.output(3).locator(".llmk-dashboard")
+    expect(dashboard.locator(".llmk-figure").first).to_contain_text(f"running {streams}")
+    expect(dashboard.locator('.llmk-tr[data-state="decoding"]').first).to_be_visible()
+    expect(notebook.view(4).locator(".llmk-plain").first).not_to_be_empty()
+    notebook.view(4).wait_for(state="detached", timeout=60_000)
+    measured = figures(notebook, wire)
+    print(json.dumps({"dashboard": True, "streams": streams, **measured}))
+    stored = notebook.stored_outputs(4)[0]["data"]["text/plain"]
+    assert all(answer(f"question {number}", tokens) in stored for number in range(streams))
     assert not notebook.errors
     assert measured["messages_per_second"] <= 30

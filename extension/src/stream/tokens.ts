@@ -54,7 +54,11 @@ function alternatives(view: TokenView): HTMLElement {
  * arrow keys, Home and End go from token to token.
  */
 export class TokenList {
-  readonly element = h("div", "llmk-tokens", { role: "list", "aria-label": "tokens with their probabilities" });
+  readonly element = h("div", "llmk-tokens", {
+    role: "list",
+    "aria-label": "tokens with their probabilities",
+    "data-lm-suppress-shortcuts": "true", // else the notebook takes the arrow keys
+  });
   private readonly panel = h("div", "llmk llmk-panel", { role: "tooltip", popover: "manual", hidden: "" });
   private readonly views: TokenView[] = [];
 
@@ -112,7 +116,7 @@ export class TokenList {
     const to = { ArrowRight: at + 1, ArrowDown: at + 1, ArrowLeft: at - 1, ArrowUp: at - 1, Home: 0, End: last }[event.key];
     if (to === undefined) return;
     event.preventDefault();
-    event.stopPropagation(); // the notebook would go to another cell
+    event.stopPropagation();
     const next = this.element.querySelector<HTMLElement>(`[data-index="${Math.max(0, Math.min(last, to))}"]`)!;
     from.tabIndex = -1;
     next.tabIndex = 0;
