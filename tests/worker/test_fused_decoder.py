@@ -1,7 +1,6 @@
 """The fused decoder's own claims: built from files or from a module, what it refuses, bfloat16, kernels' fallbacks."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -150,23 +149,3 @@ def test_weights_that_do_not_belong_to_the_configuration(tmp_path: Path) -> None
     for broken in (whole[:1000], whole[:-1], b"", b"\xff" * 64, whole.replace(b'"F32"', b'"F16"', 1)):
         (folder / "model.safetensors").write_bytes(broken)
         fails({}, "truncated or not a safetensors file")
-
-
-@pytest.mark.parametrize("capability", ["default", "avx2"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_on_processors_without_the_fast_instructions(capability: str, dtype: str, tmp_path: Path) -> None:
-    """torch's own kernels at that level, and oneDNN held to it as well: the same answer as here."""
-    folder = tiny_models.save_family("llama-tied-mqa", tmp_path / "llama")
-    prompt = [5, 17, 80, 3, 44]
-    with EngineRun(folder, dtype=dtype) as run:
-        here = run.generate([prompt], 8)[0].token_ids
-    script = (
-        "from tests.worker.engine_run import EngineRun\n"
-        f"run = EngineRun({str(folder)!r}, dtype={dtype!r})\n"
-        f"print(run.generate([{prompt}], 8)[0].token_ids)"
-    )
-    level = {"ATEN_CPU_CAPABILITY": capability, "ONEDNN_MAX_CPU_ISA": "AVX2" if capability == "avx2" else "SSE41"}
-    there = subprocess.run(
-        [sys.executable, "-c", script], check=True, timeout=120, env=os.environ | level, capture_output=True, text=True
-    )
-    assert there.stdout.strip().splitlines()[-1] == str(here)

@@ -37,9 +37,19 @@ def test_threads_that_were_asked_for() -> None:
 def test_auto_dtype_is_bfloat16_where_it_is_fast(
     has: dict[str, bool], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has, raising=False)
     assert resolve_dtype(EngineArgs(), CPU) is dtype
     assert resolve_dtype(EngineArgs(dtype="float16"), CPU) is torch.float16
+
+
+@pytest.mark.parametrize("name", ["_is_avx512_bf16_supported", "_is_amx_tile_supported"])
+def test_an_older_torch_knows_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    assert resolve_dtype(EngineArgs(), CPU) is torch.float32
+    monkeypatch.setattr(torch.cpu, name, lambda: True)
+    assert resolve_dtype(EngineArgs(), CPU) is torch.bfloat16
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:

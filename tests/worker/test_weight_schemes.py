@@ -103,6 +103,36 @@ def test_a_4_bit_file_runs_as_it_is(quantization: str, said: str, tmp_path: Path
 
 @needs_int4
 @pytest.mark.usefixtures("own_cache")
+def test_a_processor_without_bfloat16_instructions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """4-bit blocks stay, without a dense copy that would be slow; everything else is float32 there."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    tiny = families()["llama"]
+    path, gemma, plain = tmp_path / "tiny.gguf", tmp_path / "gemma.gguf", tmp_path / "plain.gguf"
+    write_gguf(path, tiny, random_model(tiny), Type.Q4_1)
+    write_gguf(plain, tiny, random_model(tiny), Type.Q8_0)
+    write_gguf(gemma, families()["gemma"], random_model(families()["gemma"]), Type.Q4_0)
+
+    def loaded(path: Path, **options: object) -> tuple[str, str, bool]:
+        with EngineRun(path, dtype="auto", **options) as run:
+            run.generate([[3, 5, 7]], 2)
+            facts = run.core.ready.model
+        return facts.implementation, facts.dtype, "4-bit" in " ".join(facts.notes)
+
+    assert loaded(path) == ("fused", "bfloat16", True)
+    assert loaded(path, quantization="none") == ("fused", "float32", False)
+    assert loaded(path, implementation="transformers") == ("transformers", "float32", False)
+    assert loaded(plain) == ("fused", "float32", False)
+    assert loaded(plain, quantization="int4") == ("fused", "bfloat16", True)
+    assert loaded(gemma) == ("transformers", "float32", False)
+    with EngineRun(path, dtype="bfloat16") as run:
+        assert "A copy in bfloat16" not in " ".join(run.core.ready.model.notes)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    assert loaded(path) == ("fused", "float32", False)
+
+
+@needs_int4
+@pytest.mark.usefixtures("own_cache")
 def test_what_a_4_bit_file_holds_otherwise_is_said(tmp_path: Path) -> None:
     tiny = families()["llama"]
     write_gguf(tmp_path / "tiny.gguf", tiny, random_model(tiny), Type.Q8_0)

@@ -27,6 +27,7 @@ from llmkernel.engine.worker.model_runner import ModelRunner
 from llmkernel.engine.worker.models.decoder_config import NotFused
 from llmkernel.engine.worker.models.fused_load import FusedLoad
 from llmkernel.engine.worker.models.runnable import Runnable
+from llmkernel.engine.worker.models.weight_choice import fused_dtype
 from llmkernel.engine.worker.sampler.sampler import Sampler
 from llmkernel.engine.worker.thread_governor import ThreadGovernor, thread_rules
 from llmkernel.engine.worker.tokenizer_facts import read_tokenizer_facts
@@ -140,10 +141,14 @@ class _Memory:
 def _choose(
     files: ModelFiles, args: EngineArgs, machine: _Machine, report: ReportProgress
 ) -> "FusedLoad | TransformersLoad":
-    """The fused decoder where it is built for the model, transformers otherwise; or what `implementation` says."""
+    """The fused decoder where it is built for the model, transformers otherwise; or what `implementation` says.
+
+    The machine's dtype is settled with it.
+    """
     if args.implementation != "transformers":
+        dtype = fused_dtype(files, args, machine.device)
         try:
-            return FusedLoad(files, args, machine.dtype, machine.device)
+            fused = FusedLoad(files, args, dtype, machine.device)
         except NotFused as reason:
             if args.implementation == "fused":
                 raise UnsupportedFeatureError(
@@ -151,6 +156,9 @@ def _choose(
                     parameter="implementation",
                     value=args.implementation,
                 ) from None
+        else:
+            machine.dtype = dtype
+            return fused
     report("importing", 0, 0, "transformers")
     from llmkernel.engine.worker.models.transformers_load import TransformersLoad  # 2 s that a fused model saves
 

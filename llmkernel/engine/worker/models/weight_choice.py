@@ -1,4 +1,4 @@
-"""choose_scheme: how the fused decoder keeps its matrices: what `quantization`, files and memory come to."""
+"""How the fused decoder keeps its matrices: what `quantization`, `dtype`, files, processor and memory come to."""
 
 import dataclasses
 from contextlib import ExitStack
@@ -6,6 +6,7 @@ from contextlib import ExitStack
 import torch
 
 from llmkernel.config import EngineArgs, format_bytes
+from llmkernel.engine.worker.hardware import multiplies_bfloat16, resolve_dtype
 from llmkernel.engine.worker.linear.int4_linear import int4_works
 from llmkernel.engine.worker.linear.int8_linear import int8_works
 from llmkernel.engine.worker.linear.rows_linear import FEW_ROWS
@@ -15,7 +16,7 @@ from llmkernel.engine.worker.models.decoder_config import DecoderConfig
 from llmkernel.engine.worker.models.gguf_blocks import GGUFBlocks
 from llmkernel.errors import UnsupportedFeatureError
 
-__all__ = ["WeightChoice", "choose_scheme"]
+__all__ = ["WeightChoice", "choose_scheme", "fused_dtype"]
 
 _KEPT = ("Q4_0", "Q4_1")
 """Types of GGUF blocks that torch's 4-bit kernel takes as they are."""
@@ -66,12 +67,29 @@ class WeightChoice:
         return files.notes
 
 
+def fused_dtype(files: ModelFiles, args: EngineArgs, device: torch.device) -> torch.dtype:
+    """The number format of the fused decoder: as anywhere (hardware.resolve_dtype), but "auto" is bfloat16 for 4 bits.
+
+    torch's 4-bit kernel takes bfloat16 only, and with AVX2 or AVX-512 it does without instructions for it: measured on
+    SmolLM2 3 times as fast as float32 with one row, as fast or faster with 16, in a quarter of the memory.
+    """
+    dtype = resolve_dtype(args, device)
+    if args.dtype != "auto" or device.type != "cpu":
+        return dtype
+    if args.quantization in ("int8", "int4"):  # asked for; choose_scheme refuses what cannot be
+        return torch.bfloat16
+    vectorised = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    if args.quantization == "auto" and _holds_4_bits(files) and vectorised and int4_works():
+        return torch.bfloat16
+    return dtype
+
+
 def choose_scheme(
     files: ModelFiles, args: EngineArgs, config: DecoderConfig, dtype: torch.dtype, device: torch.device, available: int
 ) -> WeightChoice:
     """`available`: bytes of memory. An explicit wish that cannot be met raises UnsupportedFeatureError."""
     wanted = args.quantization
-    from_file = files.gguf is not None and files.quantization in _KEPT
+    from_file = _holds_4_bits(files)
     if wanted in ("int8", "int4"):
         works = int8_works if wanted == "int8" else int4_works
         if device.type != "cpu":
@@ -84,8 +102,14 @@ def choose_scheme(
     usable = dtype == torch.bfloat16 and device.type == "cpu" and from_file
     if wanted == "none" or not usable or not int4_works():
         return WeightChoice("dense", False)
-    both = _layer_numbers(config) * dtype.itemsize * _BOTH_SHARE < available
+    fits = _layer_numbers(config) * dtype.itemsize * _BOTH_SHARE < available
+    both = fits and multiplies_bfloat16(device)  # else the 4-bit kernel is the fastest at any number of rows
     return WeightChoice("both" if both else "int4", True)
+
+
+def _holds_4_bits(files: ModelFiles) -> bool:
+    """The file has blocks that the 4-bit kernel takes as they are."""
+    return files.gguf is not None and files.quantization in _KEPT
 
 
 def _layer_numbers(config: DecoderConfig) -> int:
