@@ -86,6 +86,12 @@ export interface Visible {
   rows: number[];
 }
 
+/** < Rows whose first text is on screen, each told once; sent when it has been painted. */
+export interface Shown {
+  t: "shown";
+  rows: number[];
+}
+
 /** < A part of the program that is needed now: "markdown". */
 export interface Want {
   t: "want";
@@ -100,7 +106,7 @@ export interface Part {
 }
 
 export type StreamDown = Snapshot | Frame | Part;
-export type StreamUp = Hello | Resync | Visible | Want;
+export type StreamUp = Hello | Resync | Visible | Shown | Want;
 
 export interface StreamTraits {
   /** Written when all rows have ended; null while they run. */
@@ -117,26 +123,20 @@ export interface Stop {
   ids: string[];
 }
 
-/** > On the StopChannel's own comm, always from inside its handler. */
-export interface Heard {
-  t: "heard";
-}
-
-export type StopUp = Hello | Stop | Cancel;
 /** < On the StopChannel's own comm: end the load of this model. */
 export interface Cancel {
   t: "cancel";
   model: string;
 }
 
+/** > On the StopChannel's own comm, always from inside its handler. */
+export interface Heard {
+  t: "heard";
+}
+
+export type StopUp = Hello | Stop | Cancel;
 export type StopDown = Heard;
 
-/** A row of the dashboard's table. */
-export interface RequestRow extends Counters {
-  id: string;
-  /** Execution count of its cell, 0 outside a notebook. */
-  cell: number;
-  model: string;
 /** How a load stands. */
 export interface LoadState {
   /** What Cancel names. */
@@ -163,6 +163,12 @@ export interface LoadTraits {
   stop: string;
 }
 
+/** A row of the dashboard's table. */
+export interface RequestRow extends Counters {
+  id: string;
+  /** Execution count of its cell, 0 outside a notebook. */
+  cell: number;
+  model: string;
   state: State;
   /** Place in the waiting queue, 1 = next; 0 = not waiting. */
   position?: number;
@@ -189,6 +195,8 @@ export interface EngineSample {
   memory: number;
   /** Cores in use: 1.5 = one and a half. */
   cpu: number;
+  /** The engine's threads in its last step; 0 where they are not counted. */
+  threads: number;
 }
 
 /** > A sample, and the rows that changed. */
@@ -224,6 +232,8 @@ export interface Hop {
   name: string;
   at: number;
   detail?: string;
+  /** Where it was passed; absent = "kernel". */
+  where?: "kernel" | "engine" | "page";
 }
 
 /** > Answer to TraceRequest. */

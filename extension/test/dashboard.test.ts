@@ -34,14 +34,27 @@ describe("the request table", () => {
     second.querySelector<HTMLButtonElement>('[aria-label="Stop this request"]')!.click();
     second.querySelector<HTMLButtonElement>('[aria-label="Show the way of this request"]')!.click();
     expect(stop).toHaveBeenCalledWith("b");
+    expect(trace).toHaveBeenCalledTimes(1);
     expect(trace).toHaveBeenCalledWith("b");
+  });
+
+  it("traces the request whose row is clicked, marks it, and names its cell", () => {
+    const trace = vi.fn((id: string) => table.select(id));
+    const table = new RequestTable({ stop: vi.fn(), trace });
+    table.update([request("a"), request("b", { cell: 12 })], true);
+    const row = table.element.querySelector<HTMLElement>('[data-id="b"]')!;
+    row.querySelector<HTMLElement>(".llmk-number")!.click();
+    expect(trace).toHaveBeenCalledWith("b");
+    expect(row.getAttribute("aria-selected")).toBe("true");
+    expect(row.textContent).toContain("[12]");
   });
 });
 
 describe("words and figures", () => {
   it("draws one line per hop", () => {
-    const element = timeline({ t: "trace", id: "a", hops: [{ name: "submitted", at: 0 }, { name: "first token", at: 0.5 }] });
-    expect(element.children.length).toBe(2);
+    const element = timeline({ t: "trace", id: "a", hops: [{ name: "submitted", at: 0 }, { name: "queued", at: 0.0004, where: "engine" }, { name: "first token", at: 0.5004, where: "engine" }] });
+    expect([...element.children].map((hop) => (hop as HTMLElement).dataset.where)).toEqual(["kernel", "engine", "engine"]);
+    expect(element.textContent).toContain("+0.4 ms");
     expect(element.textContent).toContain("+500 ms");
   });
 

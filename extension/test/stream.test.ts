@@ -61,6 +61,17 @@ describe("a stream view", () => {
     expect(element.querySelector(".llmk-state")!.textContent).toBe("done");
   });
 
+  it("tells once which rows show their first text, after it was painted", () => {
+    open();
+    model.say(snapshot(0, row("a", "here"), row("b")));
+    model.say({ t: "frame", seq: 1, d: [[1, "one "]] });
+    frame();
+    model.say({ t: "frame", seq: 2, d: [[0, "two"], [1, "two"]] });
+    frame();
+    const rows = model.sent.flatMap((message) => (message.t === "shown" ? message.rows : []));
+    expect(rows).toEqual([0, 1]);
+  });
+
   it("asks once for all there is when a frame is missing, and ignores frames until it comes", () => {
     open();
     model.say(snapshot(0, row("a")));
@@ -133,17 +144,6 @@ describe("a stream view", () => {
     expect(panel.textContent).toContain("90.5 %");
   });
 
-  it("shows the stored snapshot when no kernel answers", () => {
-    open({ snapshot: snapshot(9, row("a", "kept", { state: "done" })) });
-    expect(element.querySelector(".llmk-plain")!.textContent).toBe("kept");
-  });
-
-  it("leaves no listener behind", () => {
-    open();
-    expect(model.listening).toBe(1);
-    cleanUp();
-    expect(model.listening).toBe(0);
-  });
   it("goes from token to token by keys, and tells the bytes of what is no text", () => {
     open({ logprobs: true });
     const half = { chosen: [9, "", -0.5, [0xf0, 0x9f]], rank: 1, top: [[9, "", -0.5, [0xf0, 0x9f]]] };
@@ -169,4 +169,15 @@ describe("a stream view", () => {
     expect(panel.hidden).toBe(true);
   });
 
+  it("shows the stored snapshot when no kernel answers", () => {
+    open({ snapshot: snapshot(9, row("a", "kept", { state: "done" })) });
+    expect(element.querySelector(".llmk-plain")!.textContent).toBe("kept");
+  });
+
+  it("leaves no listener behind", () => {
+    open();
+    expect(model.listening).toBe(1);
+    cleanUp();
+    expect(model.listening).toBe(0);
+  });
 });

@@ -15,7 +15,7 @@ from llmkernel.notebook.options import GENERATE, Option
 
 __all__ = ["AWAITED_VERBS", "help_text", "is_awaited_verb", "is_background", "parse_line", "split_words", "unquote"]
 
-AWAITED_VERBS = ("load", "restart", "unload")
+AWAITED_VERBS = ("load", "ps", "restart", "trace", "unload")
 """Verbs of %llm that take time; the others answer at once."""
 
 _QUOTED = r""""(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'"""

@@ -51,6 +51,11 @@ class Cells:
         self._forget_cell()
 
     @property
+    def count(self) -> int:
+        """The execution count of the newest cell, as the page shows it in brackets."""
+        return int(self.shell.displayhook.prompt_count)  # when the count itself moves on differs by IPython's version
+
+    @property
     def in_cell_task(self) -> bool:
         """Whether the caller runs in the cell's own task, not in one that the cell started."""
         return self.task is not None and asyncio.current_task() is self.task

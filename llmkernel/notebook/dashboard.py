@@ -55,7 +55,7 @@ class Dashboard:
         try:
             while (session := self._session()) is not None and self.slot.state != "unloaded":
                 sample = self._history.sample(time.monotonic(), **self._process())
-                self.widget.add(self.slot.state, sample, self._rows.changed(session.generations), self._log())
+                self.widget.add(self._state(), sample, self._rows.changed(session.generations), self._log())
                 del session
                 await asyncio.sleep(INTERVAL)
         finally:
@@ -68,12 +68,16 @@ class Dashboard:
     def _everything(self) -> tuple[str, Any, Any, list[str]]:
         session = self._session()
         rows = self._rows.all(session.generations) if session is not None else []
-        return self.slot.state, self._history.samples, rows, self._log()
+        return self._state(), self._history.samples, rows, self._log()
+
+    def _state(self) -> str:
+        health = self.slot.llm.health
+        return self.slot.state if health.state == "ok" else f"{self.slot.state}, {health}"
 
     def _way(self, request_id: str) -> list[Hop]:
         session = self._session()
-        row = self._rows.find(session.generations, request_id) if session is not None else None
-        return hops_of(row) if row is not None else []
+        feed = self._rows.find(session.generations, request_id) if session is not None else None
+        return hops_of(feed) if feed is not None else []
 
     def _process(self) -> dict[str, Any]:
         facts = self.slot.facts

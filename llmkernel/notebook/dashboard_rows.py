@@ -1,6 +1,6 @@
 """DashboardRows: the requests of a model as rows of a dashboard's table."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from llmkernel.notebook.plain_text import clean_text
@@ -9,7 +9,6 @@ from llmkernel.notebook.widgets.messages import Counters, RequestRow
 
 if TYPE_CHECKING:
     from llmkernel.notebook.generation import Generation
-    from llmkernel.notebook.generation_row import GenerationRow
     from llmkernel.notebook.model_slot import ModelSlot
 
 __all__ = ["DashboardRows"]
@@ -19,60 +18,63 @@ _ENDED = ("done", "stopped", "failed")
 
 
 class DashboardRows:
-    """Follows what a session remembers of the requests of `slot`."""
+    """Follows what a session remembers of the requests of `slot`; what has ended is looked at once more, then never."""
 
     def __init__(self, slot: "ModelSlot") -> None:
         self._slot = slot
-        self._feeds: dict[str, RowFeed] = {}
-        self._told: dict[str, RequestRow] = {}
+        self._followed: dict[str, _Followed] = {}
 
     def all(self, generations: Iterable["Generation"]) -> list[RequestRow]:
         """Every row, oldest first."""
         self.changed(generations)
-        return list(self._told.values())
+        return [row for followed in self._followed.values() for row in followed.rows.values()]
 
     def changed(self, generations: Iterable["Generation"]) -> list[RequestRow]:
         """Rows that are not as they were at the last call; what the session has forgotten is forgotten here."""
-        rows = {row.id: row for row in self._rows(generations)}
-        news = [row for id, row in rows.items() if self._told.get(id) != row]
-        self._feeds = {id: feed for id, feed in self._feeds.items() if id in rows}
-        self._told = rows
+        self._follow(generations)
+        return [row for followed in self._followed.values() if not followed.ended for row in followed.changed()]
+
+    def find(self, generations: Iterable["Generation"], request_id: str) -> RowFeed | None:
+        """The request that a row of the table is about."""
+        self._follow(generations)
+        feeds = (feed for followed in self._followed.values() for feed in followed.feeds)
+        return next((feed for feed in feeds if feed.request_id == request_id), None)
+
+    def _follow(self, generations: Iterable["Generation"]) -> None:
+        self._followed = {
+            generation.id: self._followed.get(generation.id) or _Followed(generation, self._slot)
+            for generation in generations
+        }
+
+
+class _Followed:
+    """The answers of one generation that are of one model. ended: all rows were told when they could change no more."""
+
+    def __init__(self, generation: "Generation", slot: "ModelSlot") -> None:
+        self._cell = generation.cell
+        self.feeds = [feed for feed in RowFeed.of(generation) if feed.row.slot is slot]
+        self.rows: dict[str, RequestRow] = {}
+        self.ended = False
+
+    def changed(self) -> list[RequestRow]:
+        live = [feed for feed in self.feeds if self._is_live(feed)]
+        news = [row for feed in live if (row := self._row(feed)) != self.rows.get(row.id)]
+        self.rows |= {row.id: row for row in news}
+        self.ended = not live
         return news
 
-    def find(self, generations: Iterable["Generation"], request_id: str) -> "GenerationRow | None":
-        """The request that a row of the table is about."""
-        for feed in self._follow(generations):
-            if feed.request_id == request_id:
-                return feed.row
-        return None
+    def _is_live(self, feed: RowFeed) -> bool:
+        told = self.rows.get(feed.request_id)
+        return told is None or told.state not in _ENDED
 
-    def _follow(self, generations: Iterable["Generation"]) -> Iterator[RowFeed]:
-        for generation in generations:
-            for row in generation.rows:
-                if row.slot is self._slot:
-                    for index in range(len(row.answers)):
-                        feed = RowFeed(row, index)
-                        yield self._feeds.setdefault(feed.request_id, feed)
-
-    def _rows(self, generations: Iterable["Generation"]) -> Iterator[RequestRow]:
-        waiting = 0
-        for feed in self._follow(generations):
-            told = self._told.get(feed.request_id)
-            if told is not None and told.state in _ENDED:
-                yield told
-                continue
-            counters = feed.counters()
-            waiting += counters.state == "queued"
-            yield self._row(feed, counters, waiting if counters.state == "queued" else 0)
-
-    def _row(self, feed: RowFeed, counters: Counters, position: int) -> RequestRow:
-        stats = feed.row.output.metrics if feed.row.output is not None else None
+    def _row(self, feed: RowFeed) -> RequestRow:
+        counters, stats = feed.counters(), feed.metrics
         return RequestRow(
             **{name: getattr(counters, name) for name in Counters.__struct_fields__},
             id=feed.request_id,
-            cell=0,
-            model=self._slot.name,
-            position=position,
+            cell=self._cell,
+            model=feed.row.slot.name,
+            position=feed.wait.position if feed.wait is not None else 0,
             itl=stats.inter_token_latency if stats is not None and stats.num_generation_tokens > 1 else None,
             preemptions=stats.num_preemptions if stats is not None else None,
             prompt=clean_text(feed.row.prompt.text)[:_PROMPT_LENGTH],

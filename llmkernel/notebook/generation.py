@@ -38,10 +38,10 @@ class AnswerView(Protocol):
 class Generation:
     """What `%%generate` gives back. The requests run already; nothing has to be awaited for them to go on.
 
-    `await it` (the value is itself), or `async for text in it`. id: what `%llm ps`, `stop` and `show` call it. rows:
-    one per prompt. Cancelling whoever awaits it aborts its requests and keeps the text so far. A single request that
-    fails raises when it is awaited; of many, a failure stands in `errors`, and raises only when all have failed.
-    on_end: called with it when everything has ended.
+    `await it` (the value is itself), or `async for text in it`. id: what `%llm ps`, `stop` and `show` call it. cell:
+    the execution count of its cell, 0 outside a notebook. rows: one per prompt. Cancelling whoever awaits it aborts its
+    requests and keeps the text so far. A single request that fails raises when it is awaited; of many, a failure stands
+    in `errors`, and raises only when all have failed. on_end: called with it when everything has ended.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class Generation:
         asked. `view`: makes what shows it.
         """
         self.id = id
+        self.cell = cells.count if cells is not None else 0
         self.model = ", ".join(slot.name for slot in slots)
         self.options = dict(options)
         self.notes: list[str] = []
@@ -76,8 +77,8 @@ class Generation:
         self._waiters = 0
         self.on_end: list[Callable[[Generation], None]] = []
         self.resubmit: Callable[[Generation], Generation] | None = None
-        self.view = view(self) if view is not None else None
         self.open_view: Callable[[Generation], bool] | None = None
+        self.view = view(self) if view is not None else None
         if _loop_runs():  # else it starts when it is awaited
             self._start()
 
@@ -226,11 +227,11 @@ class Generation:
         """A dict per answer: see `answer_records`."""
         return answer_records(self)
 
-    def to_frame(self) -> Any:
     def tokens(self) -> list[dict[str, Any]]:
         """A dict per token with what else stood to choose, where --logprobs was asked for: see `token_records`."""
         return token_records(self)
 
+    def to_frame(self) -> Any:
         """The same as a pandas DataFrame, where pandas is installed."""
         return answer_frame(self)
 

@@ -1,10 +1,11 @@
 """GenerationRow: one prompt of a generation, and the answers to it so far."""
 
 import dataclasses
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from llmkernel.errors import RequestFailedError
+from llmkernel.errors import LLMKernelError, RequestFailedError
 from llmkernel.llm.async_llm import AsyncLLM
 from llmkernel.llm.outputs import CompletionOutput, RequestOutput
 from llmkernel.notebook.markdown_safety import safe_markdown
@@ -19,12 +20,14 @@ __all__ = ["GenerationRow"]
 
 
 class GenerationRow:
-    """One prompt to one model. slot: the model. output: the deltas joined so far. error: why it failed. facts: of the
-    model as it was when the request was sent."""
+    """One prompt to one model. submitted: when, by the monotonic clock. slot: the model. output: the deltas joined so
+    far. error: why it failed. facts: of the model as it was when the request was sent.
+    """
 
     def __init__(self, request_id: str, slot: "ModelSlot", prompt: Prompt, options: Mapping[str, Any]) -> None:
         """`options`: merged settings."""
         self.request_id = request_id
+        self.submitted = time.monotonic()
         self.slot = slot
         self.prompt = prompt
         self.output: RequestOutput | None = None
@@ -116,8 +119,11 @@ class GenerationRow:
             )
 
     def fail(self, error: Exception) -> None:
+        """The request has failed. An error of ours is kept without its traceback, whose frames hold the engine's client
+        for as long as the answer is remembered.
+        """
         if not self.done:
-            self.error = error
+            self.error = error.with_traceback(None) if isinstance(error, LLMKernelError) else error
             self.done = True
 
     def abort(self) -> None:

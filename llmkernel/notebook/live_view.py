@@ -1,6 +1,7 @@
 """LiveView: a generation as a widget while it runs, and as the stored bundle when it has ended."""
 
 import contextvars
+import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -33,12 +34,13 @@ class LiveView:
         self._clock = clock
         self.finished = False
         self._has_tokens = generation.options.get("logprobs") is not None
-        self._feeds = [RowFeed(row, index) for row in generation.rows for index in range(len(row.answers))]
+        self._feeds = RowFeed.of(generation)
         names = [
             (feed.request_id, row_label(generation, feed.row, feed.index) if len(self._feeds) > 1 else "")
             for feed in self._feeds
         ]
         self._widget: StreamView | None = StreamView(names, stop, logprobs=self._has_tokens)
+        self._widget.on_shown = self._shown
         self._displays: list[tuple[str, contextvars.Context]] = []
         self._unshown: contextvars.Context | None = None
         if generation.done:
@@ -66,6 +68,13 @@ class LiveView:
             if counters or feed.state_changed:
                 widget.count(number, feed.counters())
         widget.beat(counters=counters)
+
+    def _shown(self, rows: list[int]) -> None:
+        """The first page that shows the first text says when that was."""
+        for number in rows:
+            stats = self._feeds[number].metrics if 0 <= number < len(self._feeds) else None
+            if stats is not None and not stats.way.on_screen:
+                stats.way.on_screen = time.monotonic()
 
     def finish(self) -> None:
         if not self._generation.raises or any(self._generation.texts):

@@ -1,7 +1,8 @@
 """The magics: %%generate, %%chat, their line forms, and %llm."""
 
+import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from IPython.core.error import UsageError
@@ -29,9 +30,8 @@ from llmkernel.notebook.load_view import show_load
 from llmkernel.notebook.options import CHAT, GENERATE, LOAD, LOGS, SETTINGS, SHOW, STATUS, STOP, TURNS, UNLOAD, Option
 from llmkernel.notebook.plain_text import clean_text
 from llmkernel.notebook.prompts import Prompt, prompts_from
-from llmkernel.notebook.request_trace import hops_of, trace_text
 from llmkernel.notebook.session import Session
-from llmkernel.notebook.status_text import generation_table, status_text
+from llmkernel.notebook.status_text import status_text
 from llmkernel.notebook.variables import look_up, resolve_words
 from llmkernel.notebook.work import Work
 
@@ -48,15 +48,19 @@ VERBS = {
     "restart": "[NAME]: end its engine, dead, stuck or well, and load it anew; handles of the model stay valid",
     "status": "[-v]: the models, what they do, what they take; -v: and how their load went, stage by stage",
     "config": "[NAME=VALUE ...]: defaults for %%generate; NAME= takes one back, no argument shows them",
-    "ps": "what runs, and what ran",
+    "ps": "what runs and what ran, by cell; what waits, and for what",
     "stop": "[ID | --all]: abort a generation",
     "chat": "[show | undo [-n N] | reset] [--model NAME]: the conversation of %%chat",
     "show": "[ID] [--view]: show a generation again, the newest if none is named; --view: with its switches and tokens",
-    "trace": "ID: the way of its requests: queued, scheduled, first token, end, with the times between",
+    "trace": "[ID]: the way of its requests from cell to screen, hop by hop, with the times between",
     "dashboard": "[NAME]: what an engine does, live: requests, tokens per second, KV cache, memory",
     "logs": "[NAME] [-n N]: the last lines of an engine's log",
     "help": "this list",
 }
+
+
+_PATIENCE = 0.5
+"""Seconds to wait for an engine to say where requests stand; one in a long step says so later."""
 
 
 @magics_class
@@ -261,8 +265,10 @@ class LLMMagics(Magics):
         shown = "\n".join(f"{name} = {value!r}" for name, value in sorted(settings.items()))
         self._print(shown or f"Nothing is set. Known: {', '.join(sorted(SETTINGS))}.")
 
-    def _ps(self, _rest: str) -> None:
-        self._print(generation_table(self.session.generations))
+    def _ps(self, _rest: str) -> "Work | None":
+        from llmkernel.notebook.generation_table import generation_table  # lazy: see Session.start_load
+
+        return self._print_when_asked(self.session.running(), lambda: generation_table(self.session.generations))
 
     def _stop(self, rest: str) -> None:
         options, id = parse_line(rest, STOP, command="%llm stop")
@@ -309,9 +315,27 @@ class LLMMagics(Magics):
         generation = self.session.generation(id or None)
         generation.show(view=options.get("view", False) or not generation.done)
 
-    def _trace(self, rest: str) -> None:
-        generation = self.session.generation(rest or None)
-        self._print("\n".join(trace_text(row.request_id, hops_of(row)) for row in generation.rows))
+    def _trace(self, rest: str) -> "Work | None":
+        from llmkernel.notebook.request_trace import generation_id, trace_text  # lazy: see Session.start_load
+
+        generation = self.session.generation(generation_id(rest) if rest else None)
+        return self._print_when_asked([generation], lambda: trace_text(generation, rest))
+
+    def _print_when_asked(self, generations: "Sequence[Generation]", tell: Callable[[], str]) -> "Work | None":
+        """Print what `tell` says, when the engines have said where those requests stand that bring no tokens; at once
+        where there is nobody to wait for that.
+        """
+        if not self.shell.autoawait:
+            self._print(tell())
+            return None
+
+        async def ask() -> None:
+            slots = {slot.name: slot for generation in generations if not generation.done for slot in generation.slots}
+            await asyncio.gather(*(slot.queue.refresh(_PATIENCE) for slot in slots.values()))
+            self._print(tell())
+
+        task = asyncio.ensure_future(ask())
+        return Work(task, self.session.cells, lambda: "nothing was changed.")
 
     def _dashboard(self, rest: str) -> "Dashboard | None":
         slot = self.session.slot(rest or None)

@@ -16,6 +16,7 @@ from llmkernel.errors import EngineDeadError, EngineStartupError, LLMKernelError
 from llmkernel.llm.async_llm import AsyncLLM
 from llmkernel.logger import init_logger
 from llmkernel.notebook.brief_errors import brief
+from llmkernel.notebook.queue_watch import QueueWatch
 from llmkernel.protocol.handshake import EngineCoreReadyResponse, Progress
 
 __all__ = ["ModelSlot", "executor_class_for"]
@@ -42,9 +43,10 @@ def executor_class_for(model: str) -> str | None:
 class ModelSlot:
     """Owns an AsyncLLM. The load begins at once and goes on whoever waits for it; `shutdown` ends everything.
 
-    name: what --model calls it. llm: the AsyncLLM. progress: the newest step of the load. load_seconds: None while
-    it loads. listeners: called at every step of the load, when it is over, and when the engine has died. auto_restart:
-    an engine that dies is started again, MOST_RESTARTS times at most; what it was asked has failed, and stays so.
+    name: what --model calls it. llm: the AsyncLLM. queue: where its requests stand in the engine. progress: the newest
+    step of the load. load_seconds: None while it loads. listeners: called at every step of the load, when it is over,
+    and when the engine has died. auto_restart: an engine that dies is started again, MOST_RESTARTS times at most; what
+    it was asked has failed, and stays so.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class ModelSlot:
         executor_class = executor_class or executor_class_for(args.model)
         self.llm = AsyncLLM(args, executor_class=executor_class, engine=engine, keep=keep)
         self.llm.add_progress_callback(self._on_progress)
+        self.queue = QueueWatch(self.llm)
         self._begin(self.llm.ready)
 
     @property
@@ -83,14 +86,9 @@ class ModelSlot:
         return "dead" if self.llm.errored else "ready"
 
     @property
-    def facts(self) -> EngineCoreReadyResponse | None:
-        """What was loaded; None until it is."""
-    @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """Where it was loaded."""
         return self._load.get_loop()
-
-        return self.llm.facts
 
     @property
     def re_attached(self) -> bool:
@@ -101,6 +99,11 @@ class ModelSlot:
     def failure(self) -> BaseException | None:
         """What ended the load, if something did."""
         return self._load.exception() if self._load.done() and not self._load.cancelled() else None
+
+    @property
+    def facts(self) -> EngineCoreReadyResponse | None:
+        """What was loaded; None until it is."""
+        return self.llm.facts
 
     @property
     def loading(self) -> bool:
@@ -142,12 +145,12 @@ class ModelSlot:
     def cancel_load(self) -> None:
         self._load.cancel()
 
-    def _begin(self, load: Callable[[], Awaitable[EngineCoreReadyResponse]]) -> None:
-        self._load = asyncio.ensure_future(self._wait_for_engine(load))
-        self._load.add_done_callback(self._on_load_over)
     def _load_was_ended(self) -> EngineStartupError:
         return EngineStartupError(f"The load of {self.name} was ended; load it again.")
 
+    def _begin(self, load: Callable[[], Awaitable[EngineCoreReadyResponse]]) -> None:
+        self._load = asyncio.ensure_future(self._wait_for_engine(load))
+        self._load.add_done_callback(self._on_load_over)
 
     async def _wait_for_engine(self, load: Callable[[], Awaitable[EngineCoreReadyResponse]]) -> None:
         started = time.monotonic()

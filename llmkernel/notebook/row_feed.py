@@ -4,12 +4,14 @@ import time
 from typing import TYPE_CHECKING
 
 from llmkernel.llm.outputs import CompletionOutput
+from llmkernel.llm.stats import RequestStateStats
 from llmkernel.notebook.plain_text import clean_text
 from llmkernel.notebook.token_views import token_view
-from llmkernel.notebook.wait_state import wait_state
+from llmkernel.notebook.wait_state import WaitState
 from llmkernel.notebook.widgets.messages import Counters, TokenView
 
 if TYPE_CHECKING:
+    from llmkernel.notebook.generation import Generation
     from llmkernel.notebook.generation_row import GenerationRow
 
 __all__ = ["RowFeed"]
@@ -18,7 +20,9 @@ _ENDS = {"abort": "stopped", "error": "failed"}
 
 
 class RowFeed:
-    """Follows answer `index` of `row`. request_id: what stops this answer alone."""
+    """Follows answer `index` of `row`. request_id: what stops this answer alone. wait: what kept it from bringing
+    tokens when it was counted last, None if nothing did.
+    """
 
     def __init__(self, row: "GenerationRow", index: int) -> None:
         self.row = row
@@ -29,6 +33,7 @@ class RowFeed:
         self._state = ""
         self._first: tuple[float, int] | None = None
         self._ttft: float | None = None
+        self.wait: WaitState | None = None
 
     def new(self) -> tuple[str, list[TokenView]]:
         """Text and tokens since the last call."""
@@ -41,6 +46,26 @@ class RowFeed:
         self._views += len(views)
         return text, views
 
+    @classmethod
+    def of(cls, generation: "Generation") -> list["RowFeed"]:
+        """One for every answer, in the order of the prompts."""
+        return [cls(row, index) for row in generation.rows for index in range(len(row.answers))]
+
+    @property
+    def metrics(self) -> RequestStateStats | None:
+        """Times and counts of this answer, once it was sent."""
+        answer = self._answer()
+        if answer is not None and answer.metrics is not None:
+            return answer.metrics
+        return next(iter(self.row.slot.llm.stats_of(self.request_id)), None)
+
+    def look(self) -> WaitState | None:
+        """What keeps it from bringing tokens now, None if nothing does."""
+        state = self._state_of(self._answer())
+        if state == "queued":
+            return WaitState.of(self.row, self.request_id)
+        return WaitState.of_begun(self.row, self.request_id) if state == "decoding" else None
+
     @property
     def state_changed(self) -> bool:
         return self._state_of(self._answer()) != self._state
@@ -50,8 +75,11 @@ class RowFeed:
         answer = self._answer()
         self._state = self._state_of(answer)
         counters = Counters(state=self._state, tokens=len(answer.token_ids) if answer else 0, note="")
-        if self._state == "queued":
-            counters.state, counters.note = wait_state(self.row)
+        self.wait = self.look()
+        if self.wait is not None:
+            counters.state = self.wait.state if self._state == "queued" else self._state
+            counters.note = self.wait.note
+            counters.prompt_tokens, counters.cached_tokens = self.wait.prompt_tokens, self.wait.cached_tokens
         if self.row.error is not None:
             counters.error = " ".join(clean_text(str(self.row.error)).split()) or type(self.row.error).__name__
         if answer is not None and self.row.output is not None:
@@ -79,12 +107,11 @@ class RowFeed:
         return "decoding" if answer is not None and answer.token_ids else "queued"
 
     def _measure(self, counters: Counters, answer: CompletionOutput) -> None:
-        """Rates by this view's own clock: the metrics of a request with n answers are those of the newest."""
+        """The rate is of the time that this view has seen, so that it tells of now."""
         now = time.monotonic()
         if self._first is None:
             self._first = now, len(answer.token_ids)
-            stats = self.row.output.metrics if self.row.output else None
-            self._ttft = stats.time_to_first_token if stats is not None else None
+            self._ttft = answer.metrics.time_to_first_token if answer.metrics is not None else None
         counters.ttft = self._ttft
         since, tokens = self._first
         if answer.finish_reason is None and now - since > 0.2 and len(answer.token_ids) > tokens:

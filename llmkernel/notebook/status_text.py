@@ -1,6 +1,5 @@
-"""What `%llm status` and `%llm ps` print."""
+"""What `%llm status` prints."""
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from llmkernel.config import format_bytes, format_seconds
@@ -11,12 +10,9 @@ from llmkernel.protocol.handshake import EngineCoreReadyResponse
 from llmkernel.protocol.stats import SchedulerStats
 
 if TYPE_CHECKING:
-    from llmkernel.notebook.generation import Generation
     from llmkernel.notebook.model_slot import ModelSlot
 
-__all__ = ["generation_table", "status_text"]
-
-_PROMPT_LENGTH = 48
+__all__ = ["status_text"]
 
 
 def status_text(session: Session, *, verbose: bool = False) -> str:
@@ -24,17 +20,6 @@ def status_text(session: Session, *, verbose: bool = False) -> str:
     if not session.models:
         return "No model is loaded; %llm load MODEL loads one."
     return "\n".join(_model(slot, slot.name == session.default, verbose) for slot in session.models.values())
-
-
-def generation_table(generations: "Iterable[Generation]") -> str:
-    """One line per generation: id, model, state, tokens, the prompt's beginning."""
-    rows = [_row(generation) for generation in generations]
-    if not rows:
-        return "Nothing was asked yet."
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    return "\n".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]) for row in rows
-    )
 
 
 def _model(slot: "ModelSlot", is_default: bool, verbose: bool) -> str:
@@ -79,11 +64,3 @@ def _stages(slot: "ModelSlot", facts: EngineCoreReadyResponse) -> str:
     whole = slot.load_seconds or sum(timings.values())
     stages = {"process and handshake": max(0.0, whole - sum(timings.values())), **timings}
     return f"load {whole:.2f} s: " + ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in stages.items())
-
-
-def _row(generation: "Generation") -> tuple[str, str, str, str, str]:
-    words = " ".join(clean_text(generation.rows[0].prompt.text).split())
-    short = words if len(words) <= _PROMPT_LENGTH else words[: _PROMPT_LENGTH - 1] + "…"
-    more = f" (+{len(generation.rows) - 1})" if len(generation.rows) > 1 else ""
-    tokens = f"{generation.metrics.generation_tokens} tokens"
-    return generation.id, generation.model, generation.state, tokens, short + more

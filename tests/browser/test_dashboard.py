@@ -19,10 +19,11 @@ def test_a_dashboard_shows_what_runs_and_why_something_waits(
 ) -> None:
     notebook = open_notebook(
         "%load_ext llmkernel",
-        "%llm load fake:step_ms=100,num_blocks=40,max_model_len=512 --name fake",
+        "%llm load fake:step_ms=100,num_blocks=40,max_model_len=512 --name fake --max-num-batched-tokens 64",
         "%llm dashboard",
         "prompts = [f'Question {n}: what is a message queue?' for n in range(12)]\n"
         "many = %generate --background --prompts prompts --max-tokens 400 --quiet",
+        "%generate --raw --max-tokens 12 " + "What is a message queue? " * 8,
     )
     notebook.theme(f"JupyterLab {theme}")
     for cell in range(4):
@@ -32,8 +33,8 @@ def test_a_dashboard_shows_what_runs_and_why_something_waits(
     rows = shown.locator(".llmk-space .llmk-tr:visible")
     expect(rows).to_have_count(12)
     expect(shown.locator('[data-state="decoding"]').first).to_be_visible()
-    expect(shown.locator('[data-state="queued"]').last).to_contain_text("queued #1")
-    expect(shown).to_contain_text("blocks")  # "needs 12 blocks, 9 free"
+    expect(rows.filter(has_text="queued #1")).to_contain_text("waiting for KV: needs ")
+    expect(rows.first).to_contain_text("[4]")
     expect(shown.locator(".llmk-chart")).to_have_count(6)
     expect(shown.locator(".llmk-figure").first).to_contain_text("running")
     screenshot(notebook, f"dashboard-{theme.lower()}")
@@ -44,10 +45,21 @@ def test_a_dashboard_shows_what_runs_and_why_something_waits(
     expect(shown.locator(f'.llmk-tr[data-id="{stopped_id}"]')).to_contain_text("stopped")
 
     running.first.get_by_role("button", name="Show the way of this request").click()
-    expect(shown.locator(".llmk-hop")).not_to_have_count(0)
     expect(shown.locator(".llmk-timeline")).to_contain_text("first token")
-    screenshot(notebook, f"trace-{theme.lower()}")
     notebook.execute("many.cancel()")
+    notebook.start(4)
+    notebook.view(4).scroll_into_view_if_needed()
+    notebook.wait_until_run(4)
+    shown.evaluate("element => element.scrollIntoView({block: 'start'})")
+    answered = rows.first
+    expect(answered).to_contain_text("done")
+    answered.locator(".llmk-why").click()
+    expect(answered).to_have_attribute("aria-selected", "true")
+    for hop in ("ADD sent", "prefill", "pushed", "detokenized", "on screen", "finished"):
+        expect(shown.locator(".llmk-hop-name").filter(has_text=hop).first).to_be_visible()
+    shown.locator(".llmk-trace").evaluate("element => element.scrollIntoView({block: 'center'})")
+    screenshot(notebook, f"trace-{theme.lower()}")
+    assert "on screen" in notebook.execute("%llm trace")
     assert notebook.errors == []
 
 

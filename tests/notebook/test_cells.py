@@ -235,7 +235,7 @@ def test_settings_hold_until_they_are_taken_back(kernel: Kernel) -> None:
 def test_ps_stop_and_logs(kernel: Kernel) -> None:
     kernel.run("%%generate -b --max-tokens 2000 -o long\nhello\nworld")
     listed = kernel.run("%llm ps").stdout.splitlines()[-1]
-    assert re.fullmatch(r"g\d+ +fake +(waiting|running) +\d+ tokens +hello world", listed)
+    assert re.fullmatch(r"g\d+ +\[\d+\] +fake +(prefill|queued|running) +\d+ tokens +hello world", listed)
     assert kernel.run("%llm stop").stdout.startswith("Stopped g")
     assert kernel.run("%llm stop --all").stdout == "Nothing runs.\n"
     assert kernel.value("long.state") == "cancelled"

@@ -18,11 +18,13 @@ def test_history_turns_counts_into_rates_over_the_time_between_two_samples() -> 
     for _ in range(4):
         iteration = IterationStats(num_generation_tokens=5, prompt_token_stats=PromptTokenStats(total=20))
         cache = PrefixCacheStats(requests=1, queries=8, hits=2)
-        history.record(SchedulerStats(num_running_reqs=3, num_preempted=1, prefix_cache_stats=cache), iteration)
+        history.record(
+            SchedulerStats(num_running_reqs=3, num_preempted=1, prefix_cache_stats=cache, num_threads=2), iteration
+        )
     sample = history.sample(102.5, memory=7, cpu_seconds=13.0)
     assert (sample.time, sample.tokens_out, sample.tokens_in) == (2.5, 10.0, 40.0)
     assert (sample.running, sample.preemptions, sample.hit_rate) == (3, 4, 0.25)
-    assert (sample.memory, sample.cpu) == (7, 1.5)
+    assert (sample.memory, sample.cpu, sample.threads) == (7, 1.5, 2)
     idle = history.sample(104.5, memory=7, cpu_seconds=13.0)
     assert (idle.tokens_out, idle.tokens_in, idle.cpu, idle.hit_rate) == (0.0, 0.0, 0.0, 0.25)
 
@@ -60,17 +62,20 @@ def heard(kernel: Kernel, comm: str, kind: str) -> dict[str, Any]:
 
 
 def test_a_dashboard_tells_samples_rows_and_the_way_of_a_request(kernel: Kernel) -> None:
-    kernel.run("%generate --max-tokens 20 -o one hello")
+    asked = kernel.run("%generate --max-tokens 20 -o one hello")
+    (told,) = asked.of_type("execute_input")
     comm = dashboard_comm(kernel)
     say(kernel, comm, t="hello")
     everything = heard(kernel, comm, "all")
     assert (everything["model"], everything["engine_state"]) == ("fake", "ready")
     row = everything["rows"][-1]
     assert (row["state"], row["tokens"], row["model"]) == ("done", 20, "fake")
+    assert row["cell"] == told["execution_count"]
     kernel.run("%generate --max-tokens 30 -o two hello again")
     say(kernel, comm, t="trace", id=kernel.value("two.rows[0].request_id"))
     way = heard(kernel, comm, "trace")
-    assert [hop["name"] for hop in way["hops"]] == ["submitted", "queued", "scheduled", "first token", "finished"]
+    names = [hop["name"] for hop in way["hops"]]
+    assert names[:5] == ["submitted", "ADD sent", "received", "queued", "scheduled"] and names[-1] == "finished"
     times = [hop["at"] for hop in way["hops"]]
     assert times == sorted(times) and 0 < times[-1] < 10
 
@@ -91,6 +96,8 @@ def test_a_trace_in_text_and_a_dashboard_that_costs_nothing_when_closed(kernel: 
     kernel.run("%generate --max-tokens 5 -o four hello")
     text = kernel.run("%llm trace").stdout
     assert "first token" in text and "finished" in text and "ms" in text
+    listed = kernel.run("%llm ps").stdout.splitlines()[-1]
+    assert f"[{kernel.value('four.cell')}]  fake  done" in listed
     kernel.run("get_ipython().run_line_magic('reload_ext', 'llmkernel')", timeout=60)
     kernel.run("%llm load fake:step_ms=1 --name fake")
     assert kernel.value("len(__import__('llmkernel').Session.current.models['fake'].llm.stat_listeners)") == 0

@@ -1,4 +1,4 @@
-"""notebooks/many_requests.ipynb and sampling_and_logprobs.ipynb run from top to bottom on the default model."""
+"""notebooks/many_requests.ipynb, dashboard.ipynb and sampling_and_logprobs.ipynb run from top to bottom."""
 
 import re
 
@@ -13,7 +13,7 @@ def test_many_requests() -> None:
     assert re.findall(r"^\[\d\]$", output_text(notebook, "n"), re.MULTILINE) == ["[1]", "[2]", "[3]", "[4]"]
     table = output_text(notebook, "table").splitlines()
     assert len(table) == 4 and "why does a cow live nea" in table[0]
-    assert re.search(r"^g\d+ +smollm2 +running", output_text(notebook, "ps"), re.MULTILINE)
+    assert re.search(r"^g\d+ +\[\d+\] +smollm2 +running", output_text(notebook, "ps"), re.MULTILINE)
     assert output_text(notebook, "stop").startswith("Stopped g")
     assert output_text(notebook, "partial") == "cancelled True\n"
     assert output_text(notebook, "iterate").endswith("pieces, 2 answers\n")
@@ -21,6 +21,21 @@ def test_many_requests() -> None:
     assert side_by_side.startswith("smollm2\n") and "\nparrot\n" in side_by_side
     assert "[1] In one sentence: why does a cow" in output_text(notebook, "show")
     assert "widgets" not in notebook.metadata
+
+
+@pytest.mark.timeout(120)
+def test_dashboard() -> None:
+    notebook = run_notebook("dashboard.ipynb", timeout=60)
+    assert "this is how it stands" in output_text(notebook, "dashboard")
+    waiting = r"^g1 +\[4\] +tiny +queued #1: .*needs \d+ blocks, \d+ free.* \(\+\d+\) +\d+ tokens  Question 0: "
+    assert re.search(waiting, output_text(notebook, "ps"), re.MULTILINE)
+    assert output_text(notebook, "stop") == "Stopped g1.\n"
+    assert re.search(r"^g2 .*(prefill \d+ / 456 tokens|running|done)", output_text(notebook, "prefill"), re.MULTILINE)
+    way = output_text(notebook, "trace")
+    assert way.count("engine  prefill") == 7 and "kernel  detokenized" in way
+    again = output_text(notebook, "trace-again")
+    assert "prompt of 456 tokens, 448 of them cached" in again and "prefill" not in again
+    assert output_text(notebook, "figures").startswith("448 of 456 prompt tokens cached\n8 tokens, length\n")
 
 
 @pytest.mark.timeout(300)

@@ -13,6 +13,8 @@ interface ChartKind {
   title: string;
   lines: Line[];
   show: (value: number) => string;
+  /** What the axis reaches at least, so that little looks like little. */
+  reach: number;
 }
 
 const plain = (value: number): string => (value >= 100 ? value.toFixed(0) : value.toFixed(1).replace(/\.0$/, ""));
@@ -23,6 +25,7 @@ const B = "--llmk-second";
 const KINDS: ChartKind[] = [
   {
     title: "Requests",
+    reach: 4,
     show: plain,
     lines: [
       { label: "running", color: A, value: (s) => s.running },
@@ -31,6 +34,7 @@ const KINDS: ChartKind[] = [
   },
   {
     title: "Tokens per second",
+    reach: 10,
     show: plain,
     lines: [
       { label: "out", color: A, value: (s) => s.tokens_out },
@@ -39,18 +43,23 @@ const KINDS: ChartKind[] = [
   },
   {
     title: "KV cache",
+    reach: 1,
     show: percent,
     lines: [
       { label: "used", color: A, value: (s) => s.kv_usage },
-      { label: "prefix hits", color: B, value: (s) => s.hit_rate },
+      { label: "hits", color: B, value: (s) => s.hit_rate },
     ],
   },
-  { title: "Step", show: seconds, lines: [{ label: "time", color: A, value: (s) => s.step_time }] },
-  { title: "Memory", show: bytes, lines: [{ label: "engine", color: A, value: (s) => s.memory }] },
+  { title: "Step", reach: 0.001, show: seconds, lines: [{ label: "time", color: A, value: (s) => s.step_time }] },
+  { title: "Memory", reach: 1, show: bytes, lines: [{ label: "engine", color: A, value: (s) => s.memory }] },
   {
-    title: "Processor",
-    show: (value) => `${value.toFixed(2)} cores`,
-    lines: [{ label: "engine", color: A, value: (s) => s.cpu }],
+    title: "Cores",
+    reach: 1,
+    show: plain,
+    lines: [
+      { label: "used", color: A, value: (s) => s.cpu },
+      { label: "threads", color: B, value: (s) => s.threads },
+    ],
   },
 ];
 
@@ -64,8 +73,8 @@ export class Charts {
   private readonly resizer = new ResizeObserver(() => this.resize());
 
   constructor(styleOf: Element) {
-    const style = getComputedStyle(styleOf);
-    const color = (name: string): string => style.getPropertyValue(name).trim() || "#0969da";
+    // Asked at every draw: the style sheet may come after the element, and the theme may change.
+    const color = (name: string): string => getComputedStyle(styleOf).getPropertyValue(name).trim() || "#0969da";
     this.plots = KINDS.map((kind) => {
       const figure = h("span", "llmk-figure");
       const box = h("figure", "llmk-chart", {}, h("figcaption", "", {}, h("b", "", {}, kind.title), figure));
@@ -75,10 +84,10 @@ export class Charts {
         height: HEIGHT,
         legend: { show: false },
         cursor: { show: false },
-        scales: { x: { time: false }, y: { range: (_u, _min, max) => [0, Math.max(max * 1.15, 1e-6)] } },
+        scales: { x: { time: false }, y: { range: (_u, _min, max) => [0, Math.max(max * 1.15, kind.reach)] } },
         axes: [{ show: false }, { show: false }],
         padding: [2, 0, 0, 0],
-        series: [{}, ...kind.lines.map((line) => ({ stroke: color(line.color), width: 1.5, points: { show: false } }))],
+        series: [{}, ...kind.lines.map((line) => ({ stroke: () => color(line.color), width: 1.5, points: { show: false } }))],
       };
       return { kind, box, figure, plot: new uPlot(options, [[], ...kind.lines.map(() => [])], box) };
     });

@@ -15,17 +15,20 @@ const number = (value: number | undefined): string => (value ? value.toLocaleStr
 const time = (value: number | undefined): string => (value === undefined ? "" : seconds(value));
 
 const COLUMNS: Column[] = [
-  { title: "Request", name: "id", text: (row) => row.id },
-  { title: "State", name: "state", text: (row) => (row.position ? `${stateWord(row.state)} #${row.position}` : stateWord(row.state)) },
+  { title: "Id", name: "id", text: (row) => row.id },
+  { title: "Cell", name: "cell-number", text: (row) => (row.cell ? `[${row.cell}]` : "") },
+  { title: "State", name: "state", text: (row) => (row.position ? `${stateWord("queued")} #${row.position}` : stateWord(row.state)) },
   { title: "Prompt", name: "number", text: (row) => number(row.prompt_tokens) },
   { title: "Cached", name: "number", text: (row) => number(row.cached_tokens) },
+  { title: "Why", name: "why", text: (row) => row.error ?? (ENDED.has(row.state) ? (row.finish_reason ?? "") : (row.note ?? "")) },
   { title: "Tokens", name: "number", text: (row) => number(row.tokens) },
   { title: "First", name: "number", text: (row) => time(row.ttft) },
   { title: "Between", name: "number", text: (row) => time(row.itl) },
   { title: "Tok/s", name: "number", text: (row) => row.rate?.toFixed(1) ?? "" },
   { title: "Preempt", name: "number", text: (row) => number(row.preemptions) },
-  { title: "Why", name: "why", text: (row) => row.error ?? (ENDED.has(row.state) ? (row.finish_reason ?? "") : (row.note ?? "")) },
 ];
+
+const WHY = COLUMNS.findIndex((column) => column.name === "why");
 
 export interface TableDoor {
   stop(id: string): void;
@@ -37,6 +40,7 @@ export class RequestTable {
   readonly element = h("div", "llmk-table", { role: "table", "aria-label": "requests", tabindex: "0" });
   private readonly rows = new Map<string, RequestRow>();
   private order: string[] = [];
+  private selected = "";
   private readonly space = h("div", "llmk-space", { role: "rowgroup" });
   private readonly shown: HTMLElement[] = [];
 
@@ -57,6 +61,12 @@ export class RequestTable {
     this.draw();
   }
 
+  /** Mark the row of this request. */
+  select(id: string): void {
+    this.selected = id;
+    this.draw();
+  }
+
   private readonly draw = (): void => {
     const first = Math.max(0, Math.floor(this.element.scrollTop / ROW_HEIGHT) - OVERSCAN);
     const room = Math.ceil((this.element.clientHeight || 300) / ROW_HEIGHT) + 2 * OVERSCAN;
@@ -73,15 +83,16 @@ export class RequestTable {
     const element = h("div", "llmk-tr", { role: "row" });
     for (const column of COLUMNS) element.append(h("span", `llmk-cell llmk-${column.name}`, { role: "cell" }));
     const id = (): string => element.dataset.id!;
-    element.append(
-      h(
-        "span",
-        "llmk-cell llmk-actions",
-        { role: "cell" },
-        button("Trace", "Show the way of this request", () => this.door.trace(id())),
-        button("Stop", "Stop this request", () => this.door.stop(id())),
-      ),
+    const actions = h(
+      "span",
+      "llmk-cell llmk-actions",
+      { role: "cell" },
+      button("Trace", "Show the way of this request", () => this.door.trace(id())),
+      button("Stop", "Stop this request", () => this.door.stop(id())),
     );
+    actions.addEventListener("click", (event) => event.stopPropagation());
+    element.append(actions);
+    element.addEventListener("click", () => this.door.trace(id()));
     this.space.append(element);
     return element;
   }
@@ -89,8 +100,11 @@ export class RequestTable {
   private fillRow(element: HTMLElement, row: RequestRow, index: number): void {
     element.dataset.id = row.id;
     element.dataset.state = row.state;
+    element.setAttribute("aria-selected", String(row.id === this.selected));
     element.style.transform = `translateY(${index * ROW_HEIGHT}px)`;
     COLUMNS.forEach((column, at) => setText(element.children[at]!, column.text(row)));
+    const why = element.children[WHY] as HTMLElement;
+    why.title = why.textContent ?? "";
     const stop = element.lastElementChild!.lastElementChild as HTMLButtonElement;
     stop.hidden = ENDED.has(row.state);
     element.title = row.prompt ?? "";

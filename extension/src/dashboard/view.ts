@@ -24,10 +24,11 @@ export class DashboardView {
   private readonly trace = h("div", "llmk-trace");
   private readonly log = h("pre", "llmk-log");
   private readonly sequence: Sequence;
+  private traced = "";
 
-  constructor(door: Door) {
+  constructor(private readonly door: Door) {
     this.sequence = new Sequence((have) => door.send({ t: "resync", have }));
-    this.table = new RequestTable({ stop: (id) => door.stop([id]), trace: (id) => door.send({ t: "trace", id }) });
+    this.table = new RequestTable({ stop: (id) => door.stop([id]), trace: (id) => this.follow(id) });
     const log = h("details", "llmk-details", {}, h("summary", "", {}, "Engine log"), this.log);
     this.element.append(h("div", "llmk-bar", {}, this.title, this.status), this.table.element, this.trace, log);
   }
@@ -52,6 +53,7 @@ export class DashboardView {
       if (this.samples.length > KEPT_SAMPLES) this.samples.shift();
     }
     this.table.update(message.rows, message.t === "all");
+    if (message.rows.some((row) => row.id === this.traced)) this.door.send({ t: "trace", id: this.traced });
     this.charts?.draw(this.samples);
     this.log.textContent = message.log.join("\n");
     const last = this.samples.at(-1);
@@ -62,5 +64,12 @@ export class DashboardView {
 
   dispose(): void {
     this.charts?.dispose();
+  }
+
+  /** Show the way of this request, and go on doing so while it changes. */
+  private follow(id: string): void {
+    this.traced = id;
+    this.table.select(id);
+    this.door.send({ t: "trace", id });
   }
 }

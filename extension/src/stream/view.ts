@@ -2,6 +2,7 @@ import { ENDED, type Frame, type RowSnapshot, type Snapshot, type StreamDown, ty
 import { button, h, setText } from "../shared/dom";
 import { count } from "../shared/format";
 import { Sequence } from "../shared/sequence";
+import { FirstPaints } from "./first_paints";
 import { Parts } from "./parts";
 import { type Reading, Row } from "./row";
 import { Visibility } from "./visibility";
@@ -30,6 +31,7 @@ export class StreamView {
   private readonly sequence: Sequence;
   private readonly parts: Parts;
   private visibility: Visibility;
+  private readonly firstPaints: FirstPaints;
   private readonly pending: Frame[] = [];
   private painting = 0;
 
@@ -37,6 +39,7 @@ export class StreamView {
     this.parts = new Parts((want) => door.send(want));
     this.sequence = new Sequence((have) => door.send({ t: "resync", have }));
     this.visibility = this.watchRows();
+    this.firstPaints = new FirstPaints((rows) => door.send({ t: "shown", rows }));
     this.stopAll = button("Stop all", "Stop every request of this cell", () => door.stop(this.alive()));
     const readings: Reading[] = door.logprobs ? ["plain", "markdown", "tokens"] : ["plain", "markdown"];
     this.switches = new Map(
@@ -66,13 +69,17 @@ export class StreamView {
 
   show(snapshot: Snapshot): void {
     if (snapshot.rows.length !== this.rows.length) this.build(snapshot.rows);
-    snapshot.rows.forEach((row, index) => this.rows[index]!.replace(row));
+    snapshot.rows.forEach((row, index) => {
+      this.rows[index]!.replace(row);
+      if (row.text) this.firstPaints.drawn(index);
+    });
     this.total();
   }
 
   dispose(): void {
     cancelAnimationFrame(this.painting);
     this.visibility.dispose();
+    this.firstPaints.dispose();
     this.parts.dispose();
     this.door.send({ t: "visible", view: this.name, rows: [] });
     for (const row of this.rows) row.dispose();
@@ -109,7 +116,10 @@ export class StreamView {
       for (const [index, counters] of frame.c ?? []) this.rows[index]?.count(counters);
     }
     this.pending.length = 0;
-    for (const [index, text] of texts) this.rows[index]?.append(text);
+    for (const [index, text] of texts) {
+      this.rows[index]?.append(text);
+      this.firstPaints.drawn(index);
+    }
     this.total();
   };
 

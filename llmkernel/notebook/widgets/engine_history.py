@@ -56,6 +56,7 @@ class EngineHistory:
             step_time=self._stats.step_time,
             memory=memory,
             cpu=used / seconds,
+            threads=self._stats.num_threads,
         )
         self._sampled, self._cpu_seconds = now, cpu_seconds
         self._tokens_in = self._tokens_out = 0

@@ -25,6 +25,7 @@ __all__ = [
     "RequestRow",
     "Resync",
     "RowSnapshot",
+    "Shown",
     "Snapshot",
     "Stop",
     "StopUp",
@@ -106,6 +107,12 @@ class Visible(msgspec.Struct, tag_field="t", tag="visible"):
     rows: list[int]
 
 
+class Shown(msgspec.Struct, tag_field="t", tag="shown"):
+    """Rows whose first text is on screen."""
+
+    rows: list[int]
+
+
 class Want(msgspec.Struct, tag_field="t", tag="want"):
     """A part of the browser's program that is needed now."""
 
@@ -125,18 +132,18 @@ class Stop(msgspec.Struct, tag_field="t", tag="stop"):
     ids: list[str]
 
 
+class Cancel(msgspec.Struct, tag_field="t", tag="cancel"):
+    """End the load of this model."""
+
+    model: str
+
+
 class Heard(msgspec.Struct, tag_field="t", tag="heard"):
     """The stop channel's answer, from inside its handler."""
 
 
 class RequestRow(Counters, kw_only=True):
     """A row of the dashboard's table."""
-
-class Cancel(msgspec.Struct, tag_field="t", tag="cancel"):
-    """End the load of this model."""
-
-    model: str
-
 
     id: str
     cell: int
@@ -161,6 +168,7 @@ class EngineSample(msgspec.Struct):
     step_time: float
     memory: int
     cpu: float
+    threads: int
 
 
 class DashboardFrame(msgspec.Struct, tag_field="t", tag="stats"):
@@ -197,6 +205,7 @@ class Hop(msgspec.Struct, omit_defaults=True):
     name: str
     at: float
     detail: str | None = None
+    where: str = "kernel"
 
 
 class Trace(msgspec.Struct, tag_field="t", tag="trace"):
@@ -219,7 +228,7 @@ class LoadState(msgspec.Struct, omit_defaults=True):
     seconds: float = 0.0
 
 
-StreamUp = Hello | Resync | Visible | Want
+StreamUp = Hello | Resync | Visible | Shown | Want
 StopUp = Hello | Stop | Cancel
 DashboardUp = Hello | Resync | TraceRequest
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextvars
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import traitlets
@@ -14,6 +14,7 @@ from llmkernel.notebook.widgets.messages import (
     Hello,
     Part,
     Resync,
+    Shown,
     StreamUp,
     TokenView,
     Visible,
@@ -33,7 +34,8 @@ class StreamView(LiveWidget):
     """One widget model per cell; extension/src/stream is its browser half, extension/src/model.ts the contract.
 
     Make it on the kernel's loop and use it there. Call `append` and `count` as answers grow, `beat` to have that sent,
-    `finish` once. What a browser says is heard on the loop too, whatever thread it came in on.
+    `finish` once. What a browser says is heard on the loop too, whatever thread it came in on. on_shown(rows): called
+    with rows whose first text is on a page's screen.
     """
 
     _esm = bundle("stream.js")
@@ -44,6 +46,7 @@ class StreamView(LiveWidget):
     def __init__(self, rows: Iterable[tuple[str, str]], stop: StopChannel, *, logprobs: bool = False) -> None:
         """`rows`: (request id, label) of each request."""
         super().__init__(stop, logprobs=logprobs)
+        self.on_shown: Callable[[list[int]], None] = lambda _rows: None
         self._rows = StreamRows(rows)
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
@@ -77,5 +80,7 @@ class StreamView(LiveWidget):
                 self.send(pack(self._rows.snapshot()))
             case Visible(view=view, rows=rows):
                 self._rows.see(view, rows)
+            case Shown(rows=rows):
+                self.on_shown(rows)
             case Want(part="markdown"):
                 self.send(pack(Part("markdown", (_STATIC / "markdown.js").read_text("utf-8"))))
