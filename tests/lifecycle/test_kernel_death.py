@@ -155,14 +155,24 @@ def test_the_engine_goes_with_its_kernel(
         assert way is not shutdown or seconds < bare_shutdown + SHUTDOWN
 
 
-def test_a_forked_sibling_of_the_kernel_that_holds_the_pipe(base: Path, tmp_path: Path) -> None:
-    fork = "import os, time\nsibling = os.fork()\nif sibling == 0:\n    time.sleep(60); os._exit(0)"
-    with running_kernel(tmp_path, "%load_ext llmkernel") as kernel:
-        kernel.run("%llm load fake:step_ms=30000")
-        kernel.run(fork)
-        sibling = psutil.Process(kernel.value("sibling"))
-        kernel.start("%generate --raw hello")
-        engine = wait_for(base, lambda status: status.step_age > 0.1).pid
+FORK = """import os, threading, time
+def fork_beside_the_engine():
+    while not any(thread.name == "llmkernel-engine-monitor" for thread in threading.enumerate()):
+        time.sleep(0.005)  # a fork in the middle of Popen would hold its pipe, too, and Popen up
+    if os.fork() == 0:
+        time.sleep(60)
+        os._exit(0)
+threading.Thread(target=fork_beside_the_engine).start()
+"""
+
+
+@pytest.mark.parametrize("stage", [*(pytest.param(one, marks=pytest.mark.soak) for one in STAGES[:-1]), forward])
+def test_a_forked_sibling_of_the_kernel_that_holds_the_pipe(
+    stage: Callable[[Kernel, Path], RunningEngine], base: Path, tmp_path: Path
+) -> None:
+    with running_kernel(tmp_path, "%load_ext llmkernel", FORK) as kernel:
+        engine = stage(kernel, base).pid
+        (sibling,) = (child for child in psutil.Process(kernel.pid).children() if child.pid != engine)
         try:
             sigkill(kernel)
             assert_nothing_is_left(engine, base)
