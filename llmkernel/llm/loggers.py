@@ -58,6 +58,14 @@ class StatLogger:
             100 * stats.kv_cache_usage,
             100 * self._hits / self._queries if self._queries else 0.0,
         )
+        drafts = stats.spec_decoding_stats
+        if drafts is not None:
+            logger.info(
+                "speculation: %d of %d drafted tokens accepted since the start, %.1f %%",
+                drafts.num_accepted_tokens,
+                drafts.num_draft_tokens,
+                100 * drafts.acceptance_rate,
+            )
 
     def _reset(self, now: float) -> None:
         self._since = now

@@ -153,6 +153,12 @@ LOAD = (
         "auto, fused (this package's own decoder) or transformers",
         _one_of("auto", "fused", "transformers"),
     ),
+    Option(
+        ("--speculative",),
+        "speculative",
+        "METHOD",
+        "ngram: try what came after the same words before; same text, sooner",
+    ),
     Option(("--keep-alive",), "keep_alive", "TIME", "stay so long for a kernel that is restarted or has died, as 10m"),
     Option(("--auto-restart",), "auto_restart", "", "start the engine again by itself when it dies"),
     Option(("--revision",), "revision", "REV", "branch, tag or commit on the Hub"),

@@ -7,7 +7,7 @@ from llmkernel.notebook.load_line import load_line, model_line
 from llmkernel.notebook.plain_text import clean_text
 from llmkernel.notebook.session import Session
 from llmkernel.protocol.handshake import EngineCoreReadyResponse
-from llmkernel.protocol.stats import SchedulerStats
+from llmkernel.protocol.stats import SchedulerStats, SpecDecodingStats
 
 if TYPE_CHECKING:
     from llmkernel.notebook.model_slot import ModelSlot
@@ -44,9 +44,16 @@ def _model(slot: "ModelSlot", is_default: bool, verbose: bool) -> str:
         lines.append(f"  {stats.num_running_reqs} running, {stats.num_waiting_reqs} waiting, {usage}")
         if stats.waiting_head is not None:
             lines.append(f"  {stats.waiting_head.request_id} waits: {stats.waiting_head.reason}")
+        if stats.spec_decoding_stats is not None:
+            lines.append(f"  speculation: {_drafts(stats.spec_decoding_stats)}")
     if verbose:
         lines += [f"  {line}" for line in (_stages(slot, slot.facts), *map(clean_text, slot.facts.model.notes))]
     return "\n".join(lines)
+
+
+def _drafts(stats: SpecDecodingStats) -> str:
+    drafted = stats.num_draft_tokens
+    return f"{stats.acceptance_rate:.0%} of {drafted:,} drafted tokens accepted" if drafted else "no drafts yet"
 
 
 def _threads(facts: EngineCoreReadyResponse, stats: SchedulerStats | None) -> str:
