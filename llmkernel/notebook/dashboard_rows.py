@@ -77,5 +77,5 @@ class _Followed:
             position=feed.wait.position if feed.wait is not None else 0,
             itl=stats.inter_token_latency if stats is not None and stats.num_generation_tokens > 1 else None,
             preemptions=stats.num_preemptions if stats is not None else None,
-            prompt=clean_text(feed.row.prompt.text)[:_PROMPT_LENGTH],
+            prompt=clean_text(feed.row.prompt.text[:_PROMPT_LENGTH]),
         )

@@ -1,5 +1,6 @@
 """The dashboard on a page: figures, requests with their reasons, Stop and the way of a request; pictures to look at."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,7 +34,8 @@ def test_a_dashboard_shows_what_runs_and_why_something_waits(
     rows = shown.locator(".llmk-space .llmk-tr:visible")
     expect(rows).to_have_count(12)
     expect(shown.locator('[data-state="decoding"]').first).to_be_visible()
-    expect(rows.filter(has_text="queued #1")).to_contain_text("waiting for KV: needs ")
+    next_in_queue = notebook.page.locator(".llmk-state", has_text=re.compile(r"^queued #1$"))
+    expect(rows.filter(has=next_in_queue)).to_contain_text("waiting for KV: needs ")
     expect(rows.first).to_contain_text("[4]")
     expect(shown.locator(".llmk-chart")).to_have_count(6)
     expect(shown.locator(".llmk-figure").first).to_contain_text("running")
