@@ -134,6 +134,17 @@ def test_many_ragged_decodes_in_bfloat16(kind: str) -> None:
     assert run_steps([layer], [lengths, every_one, every_one, every_one], torch.bfloat16) < 0.05
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_with_their_drafts_attend_together(kind: str, dtype: torch.dtype) -> None:
+    """Short chunks of unequal length after texts of unequal length, beside decodes and a prompt."""
+    layer = dataclasses.replace(KINDS[kind], index=0)
+    lengths = {index: 1 + 9 * index for index in range(8)}
+    drafted = {index: 1 + index % 6 for index in range(8)}
+    steps = [lengths, drafted, dict.fromkeys(lengths, 4), {**dict.fromkeys(range(7), 2), 7: 20, 8: 30}, drafted]
+    assert run_steps([layer], steps, dtype) < (1e-5 if dtype == torch.float32 else 0.05)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_long_chunks_in_bfloat16(kind: str) -> None:
     """Chunks longer than a block of queries, from the start and after others, beside decodes."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from llmkernel.engine.scheduler.output import NewRequestData
-from llmkernel.engine.worker.paged_attention import ScheduledTokens
+from llmkernel.engine.worker.paged_attention import SHORT_CHUNK, ScheduledTokens
 from llmkernel.engine.worker.prompt_logprobs import PromptLogprobs
 
 __all__ = ["InputBatch", "PromptRows", "RunningRequest", "SampledRun", "StepInputs"]
@@ -99,7 +99,7 @@ class PromptRows:
 
 @dataclasses.dataclass(frozen=True)
 class StepInputs:
-    """A step, flat: decodes first, by context length, then chunks. T tokens in all.
+    """A step, flat: decodes first, by context length, then short chunks, then long ones. T tokens in all.
 
     token_ids, positions: int64 [T]. sampled: requests that get tokens, in the order of logits_rows (indices into T), of
     which they have the first num_sampled_rows. unfinished_blocks: blocks begun in this step and not filled by it.
@@ -137,7 +137,7 @@ class InputBatch:
     ) -> StepInputs:
         """The flat batch of these requests; one gets logits rows where its last known token and drafts are computed."""
         scheduled = [(self.requests[req_id], count) for req_id, count in num_scheduled_tokens.items()]
-        scheduled.sort(key=lambda item: (item[1] > 1, item[0].num_computed))
+        scheduled.sort(key=lambda item: (item[1] > 1, item[1] > SHORT_CHUNK, item[0].num_computed))
         sequences, tokens, positions, sampled, unfinished = [], [], [], [], []
         rows: list[int] = []
         prompts: list[tuple[RunningRequest, range]] = []

@@ -1,9 +1,11 @@
 """Attention of one step over the KV store: writes this step's keys and values, then attends request by request.
 
-Decodes (one token) are padded together in a few groups of similar length; longer chunks attend one request at a time.
+Decodes (one token) are padded together in a few groups of similar length, and so are short chunks (a token with its
+drafts); longer chunks attend one request at a time.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +20,9 @@ __all__ = ["PagedAttention", "ScheduledTokens"]
 PADDING_BUDGET = 512
 """Padded tokens that a group of decodes may hold before another call is cheaper (30 us of calls = 500 tokens read)."""
 
+SHORT_CHUNK = 16
+"""Tokens up to which chunks attend in groups: drafts, and what a cached prefix leaves of a prompt."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ScheduledTokens:
@@ -26,6 +31,10 @@ class ScheduledTokens:
     num_tokens: int
     num_computed: int
     block_ids: np.ndarray
+
+    @property
+    def is_short_chunk(self) -> bool:
+        return 1 < self.num_tokens <= SHORT_CHUNK and self.num_computed > 0
 
     @property
     def context(self) -> int:
@@ -37,7 +46,9 @@ class ScheduledTokens:
 class _Span:
     """Rows [start, start + rows) of the token axis that attend in one call.
 
-    Decode group: `rows` requests of one token. Chunk: one request, `rows` tokens, requests = 1.
+    Decode group: `rows` requests of one token. Chunk: one request, `rows` tokens, requests = 1. Short chunks: `rows`
+    tokens of some requests, made equally many by repeating the last of each: `padded` picks them, `kept` takes the
+    true ones of what comes out (None: all).
     block_ids: flat table [requests * blocks]. length: keys to use of each table. mask: see attention.attend.
     """
 
@@ -48,6 +59,8 @@ class _Span:
     length: int
     mask: torch.Tensor | None
     causal: bool
+    padded: torch.Tensor | None = None
+    kept: torch.Tensor | None = None
 
 
 class PagedAttention:
@@ -103,6 +116,10 @@ class PagedAttention:
         """[rows, H, Dv] of one span."""
         keys, values = self._store.gather(layer.index, span.block_ids, span.requests)
         keys, values = keys[:, :, : span.length], values[:, :, : span.length]
+        if span.padded is not None:
+            part = query[0].index_select(1, span.padded).unflatten(1, (span.requests, -1)).transpose(0, 1)
+            out = attend(part, keys, values, layer, span.mask, sinks=sinks).transpose(1, 2).flatten(0, 1)
+            return out if span.kept is None else out.index_select(0, span.kept)
         part = query[:, :, span.start : span.start + span.rows]
         if span.requests > 1:  # one token of each: requests are the batch
             out = attend(part.transpose(0, 2), keys, values, layer, span.mask, sinks=sinks)
@@ -126,9 +143,13 @@ class PagedAttention:
         for group in _groups(sequences[:num_decodes], window):
             spans.append(self._decode_span(group, start, window))
             start += len(group)
-        for sequence in sequences[num_decodes:]:
-            spans.append(self._chunk_span(sequence, start, window))
-            start += sequence.num_tokens
+        for is_short, neighbours in itertools.groupby(sequences[num_decodes:], lambda one: one.is_short_chunk):
+            chunks = list(neighbours)
+            for group in _groups(chunks, window) if is_short else [[chunk] for chunk in chunks]:
+                spans.append(
+                    self._short_span(group, start, window) if is_short else self._chunk_span(group[0], start, window)
+                )
+                start += sum(chunk.num_tokens for chunk in group)
         return spans
 
     def _decode_span(self, group: Sequence[ScheduledTokens], start: int, window: int | None) -> _Span:
@@ -149,6 +170,36 @@ class PagedAttention:
             hidden = (positions < begins[:, None]) | (positions >= ends[:, None])
             mask = self._mask(hidden)[:, None, None, :]
         return _Span(start, len(group), len(group), self._tensor(table.ravel()), length, mask, causal=False)
+
+    def _short_span(self, group: Sequence[ScheduledTokens], start: int, window: int | None) -> _Span:
+        size = self._store.block_size
+        firsts = np.array([_first_seen(sequence, window) // size for sequence in group])
+        blocks = max(-(-sequence.context // size) - first for sequence, first in zip(group, firsts, strict=True))
+        table = np.zeros((len(group), blocks), dtype=np.int64)
+        for row, (sequence, first) in enumerate(zip(group, firsts, strict=True)):
+            used = sequence.block_ids[first : -(-sequence.context // size)]
+            table[row, : len(used)] = used
+        counts = np.array([sequence.num_tokens for sequence in group])[:, None]
+        tokens = np.arange(counts.max())
+        places = np.minimum(tokens, counts - 1)
+        queries = np.array([sequence.num_computed for sequence in group])[:, None] + places
+        keys = firsts[:, None] * size + np.arange(blocks * size)
+        hidden = keys[:, None, :] > queries[:, :, None]
+        if window is not None:
+            hidden |= keys[:, None, :] <= queries[:, :, None] - window
+        begins = start + np.cumsum(counts, axis=0) - counts
+        true = tokens < counts
+        return _Span(
+            start,
+            int(counts.sum()),
+            len(group),
+            self._tensor(table.ravel()),
+            blocks * size,
+            self._mask(hidden)[:, None],
+            causal=False,
+            padded=self._tensor((begins + places).ravel()),
+            kept=None if true.all() else self._tensor(np.flatnonzero(true)),
+        )
 
     def _chunk_span(self, sequence: ScheduledTokens, start: int, window: int | None) -> _Span:
         size = self._store.block_size
