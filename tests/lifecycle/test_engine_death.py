@@ -126,8 +126,11 @@ def test_a_stuck_engine_is_told_and_its_streams_can_be_stopped(kernel: Kernel) -
 @pytest.mark.parametrize("times", [3, pytest.param(100, marks=pytest.mark.soak)])
 def test_kills_and_restarts_in_a_row_leave_nothing(kernel: Kernel, times: int) -> None:
     """Each with eight streams and a pending call; counted within the kernel after the first one and after the last."""
-    counted = "(threading.active_count(), len(os.listdir('/proc/self/fd')), len(asyncio.all_tasks()))"
-    kernel.run(f"import os, threading, psutil\nslot = {SLOT}; llm = slot.llm")
+    counted = (
+        "(threading.active_count(), len(os.listdir('/proc/self/fd')), len(asyncio.all_tasks()),"
+        " sum(type(one).__name__ == 'AsyncMPClient' for one in gc.get_objects()))"
+    )
+    kernel.run(f"import gc, os, threading\nslot = {SLOT}; llm = slot.llm")
     first: tuple[int, ...] = ()
     memory = []
     for cycle in range(times + 1):
@@ -141,16 +144,18 @@ def test_kills_and_restarts_in_a_row_leave_nothing(kernel: Kernel, times: int) -
         assert kernel.run("%llm restart").status == "ok"
         after = kernel.run("%generate --raw --max-tokens 5 hello")
         assert after.answers[0]["data"]["text/plain"] == answer(5)
+        kernel.run("gc.collect()")
         first = first or kernel.value(counted)
         if cycle >= times // 2:
             memory.append(psutil.Process(kernel.pid).memory_info().rss)
     deadline = time.monotonic() + 5
     while any(now > then for now, then in zip(kernel.value(counted), first, strict=True)):
         assert time.monotonic() < deadline, (kernel.value(counted), first)
+        kernel.run("gc.collect()")
     assert len(psutil.Process(kernel.pid).children()) == 1
     growth = (memory[-1] - memory[0]) / (len(memory) - 1) / 1024
     print(json.dumps({"restarts": times + 1, "left": first, "KiB_per_restart": round(growth, 1)}), file=sys.stderr)
-    assert growth < 512
+    assert growth < (512 if times < 50 else 128)  # in a few cycles a step of malloc's weighs much
 
 
 def test_interrupt_of_a_restart_ends_it(kernel: Kernel) -> None:
