@@ -163,19 +163,19 @@ class Generation:
     def waits_for_load(self) -> bool:
         return any(not row.done and row.slot.loading for row in self.rows)
 
-    def cancel(self) -> None:
-        """Abort what still runs; the text so far stays. Call it on the loop."""
-        running = [row for row in self.rows if not row.done]
+    def cancel(self, slot: ModelSlot | None = None) -> None:
+        """Abort what still runs (at `slot` only, if one is given); the text so far stays. Call it on the loop."""
+        running = [row for row in self.rows if not row.done and slot in (None, row.slot)]
         if not running:
             return
-        self._cancelled = True
-        for slot in self.slots:
-            if not slot.loading and slot.facts is not None:
-                slot.llm.abort_soon([row.request_id for row in running if row.slot is slot])
+        self._cancelled = self._cancelled or slot is None
+        for each in self.slots:
+            if not each.loading and each.facts is not None:
+                each.llm.abort_soon([row.request_id for row in running if row.slot is each])
         for row in running:
             row.abort()
-        for task in self._tasks.values():
-            task.cancel()
+            if row.request_id in self._tasks:
+                self._tasks[row.request_id].cancel()
         self._changed()
         if not self._tasks and self.view is not None:
             self.view.finish()

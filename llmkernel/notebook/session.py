@@ -325,8 +325,7 @@ class Session:
 
     def _cancel_generations(self, slot: "ModelSlot") -> None:
         for generation in self.running():
-            if slot in generation.slots:
-                generation.cancel()
+            generation.cancel(slot)
 
     def _remove(self, slot: "ModelSlot") -> None:
         self._cancel_generations(slot)

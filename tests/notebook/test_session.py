@@ -134,6 +134,19 @@ async def test_unloading_ends_what_runs(session: Session) -> None:
         session.slot()
 
 
+async def test_unloading_one_of_two_models_leaves_the_other_ones_answer_alone() -> None:
+    with Session() as session:
+        for name in ("a", "b"):
+            await session.load("fake:step_ms=5", name=name)
+        both = session.generate("hello", raw=True, max_tokens=60, model=["a", "b"])
+        async for _ in both:
+            break
+        await session.unload("a")
+        await both
+        assert [one.finish_reason for one in both.outputs] == ["abort", "length"]
+        assert both.texts[1] == answer("hello", 60) and both.state == "done"
+
+
 async def test_mistakes_are_told_before_anything_happens(session: Session) -> None:
     for prompts, options, message in (
         ("", {}, "prompt is empty"),
