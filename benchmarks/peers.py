@@ -3,23 +3,24 @@
     python benchmarks/peers.py --peer llama.cpp=/envs/llama/bin/python --peer vllm=/envs/vllm/bin/python \\
                                --peer transformers=.venv/bin/python
 
-Every engine is a process of its own under the interpreter given for it (peer_engines/), kept for a whole group of cells
-and idle while another one is measured. In each round a cell is run by all of them, one after the other; a ratio is
-that of one round, and the median of the rounds is reported. `decode` is the rate from the moment when every request
-has its first token to its last one, `prefill` that of prompt tokens until then, `start` the seconds from the start of
-the process to its first token, imports and loading included.
+Every engine is a process of its own under the interpreter given for it (peer_engines/), kept for a whole group of
+cells and stopped (SIGSTOP) while another one is measured: some spin when they are idle. In each round a cell is run
+by all of them, one after the other; a ratio is that of one round, and the median of the rounds is reported. `decode`
+is the rate from the moment when every request has its first token to its last one, `prefill` that of prompt tokens
+until then, `start` the seconds from the start of the process to its first token, imports and loading included.
 """
 
 import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,31 +112,41 @@ class Peer:
         command = [python, str(script), "--model", model, "--threads", options.threads]
         self._log = (options.logs / f"{name}.log").open("ab")
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, bufsize=1
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            bufsize=1,
+            start_new_session=True,
         )
         self.start_seconds = 0.0
 
     def wait_ready(self) -> dict[str, Any]:
-        """Until its first token; `start_seconds` says how long that took."""
+        """Until its first token; `start_seconds` says how long that took. It is stopped then."""
         facts: dict[str, Any] = self._answer()["ready"]
         self.start_seconds = time.perf_counter() - self._started
+        self._signal(signal.SIGSTOP)
         return facts
 
     def run(self, prompts: list[list[int]], tokens: int) -> list[float]:
         """See peer_engines/answers.py."""
         assert self._process.stdin is not None
+        self._signal(signal.SIGCONT)
         self._process.stdin.write(json.dumps({"prompts": prompts, "tokens": tokens}) + "\n")
         moments: list[float] = self._answer()["moments"]
+        self._signal(signal.SIGSTOP)
         return moments
 
     def close(self) -> None:
         """Its stdin ends; who does not go then is killed."""
         assert self._process.stdin is not None
+        self._signal(signal.SIGCONT)
         self._process.stdin.close()
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._signal(signal.SIGKILL)
             self._process.wait()
         self._log.close()
 
@@ -144,6 +155,11 @@ class Peer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To the process and its children (our engine has a session of its own, and sleeps when it is idle)."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
