@@ -31,7 +31,11 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-def requests() -> dict[str, tuple[list[int], SamplingParams]]:
+Asked = dict[str, tuple[list[int], SamplingParams]]
+"""Prompt and parameters by request id."""
+
+
+def requests() -> Asked:
     rng = np.random.default_rng(4)
     made = {}
     for number in range(18):
@@ -41,7 +45,7 @@ def requests() -> dict[str, tuple[list[int], SamplingParams]]:
     return made
 
 
-def run_some(run: EngineRun, some: dict[str, tuple[list[int], SamplingParams]]) -> dict[str, Answer]:
+def run_some(run: EngineRun, some: Asked) -> dict[str, Answer]:
     answers = {request_id: Answer() for request_id in some}
     for request_id, (prompt, params) in some.items():
         run.core.add_request(run.core.preprocess_add_request(make_request(request_id, prompt, params)))
@@ -53,7 +57,7 @@ def run_some(run: EngineRun, some: dict[str, tuple[list[int], SamplingParams]]) 
 class Draws:
     """Answers of other runs against those of the first; they may part where the draw or a cut lies at an edge."""
 
-    def __init__(self, asked: dict[str, tuple[list[int], SamplingParams]], expected: dict[str, Answer]) -> None:
+    def __init__(self, asked: Asked, expected: dict[str, Answer]) -> None:
         self._asked = asked
         self._expected = expected
         self.num_answers = self.num_parted = 0
