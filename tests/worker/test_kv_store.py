@@ -21,9 +21,9 @@ def test_rows_come_back_by_layer_and_block() -> None:
         for block in (5, 1, 4):
             rows = torch.randn(3, spec.row_size)
             written[spec.index, block] = rows
-            store.write(spec.index, torch.tensor([block] * 3), torch.arange(3), rows)
+            store.write(spec.index, store.slots(torch.tensor([block] * 3), torch.arange(3)), rows)
     for spec in layers:
-        keys, values = store.gather(spec.index, torch.tensor([4, 5, 1, 0]), 2)
+        keys, values = store.gather(spec.index, store.places(torch.tensor([[4, 5], [1, 0]])))
         assert keys.shape == (2, spec.num_kv_heads, 6, spec.key_size)
         assert values.shape == (2, spec.num_kv_heads, 6, spec.value_size)
         rows = torch.cat((keys.transpose(1, 2).flatten(2), values.transpose(1, 2).flatten(2)), -1)
@@ -31,18 +31,32 @@ def test_rows_come_back_by_layer_and_block() -> None:
         torch.testing.assert_close(rows, torch.cat(blocks).view(2, 6, -1))
 
 
+def test_a_copy_is_what_is_gathered_and_stays() -> None:
+    spec = layer(0)
+    store = PagedKVStore([spec], num_blocks=5, block_size=3, dtype=torch.float32, device=CPU)
+    rows = torch.randn(6, spec.row_size)
+    store.write(0, store.slots(torch.tensor([3, 3, 3, 1, 1, 1]), torch.arange(3).repeat(2)), rows)
+    places = store.places(torch.tensor([[1, 0], [3, 1]]))
+    keys, values = store.gather(0, places)
+    copied = store.copy(0, places)
+    torch.testing.assert_close(copied, torch.stack((keys, values)))
+    before = copied.clone()
+    store.clear_blocks([1, 3])
+    torch.testing.assert_close(copied, before)
+
+
 def test_cleared_blocks_are_zero_in_every_layer_and_others_stay() -> None:
     layers = [layer(0), layer(1, value_size=6)]
     store = PagedKVStore(layers, num_blocks=4, block_size=2, dtype=torch.bfloat16, device=CPU)
     for spec in layers:
         rows = torch.full((4, spec.row_size), torch.nan, dtype=torch.bfloat16)
-        store.write(spec.index, torch.tensor([1, 1, 2, 2]), torch.tensor([0, 1, 0, 1]), rows)
+        store.write(spec.index, store.slots(torch.tensor([1, 1, 2, 2]), torch.tensor([0, 1, 0, 1])), rows)
     store.clear_blocks([1])
     for spec in layers:
-        keys, values = store.gather(spec.index, torch.tensor([1]), 1)
+        keys, values = store.gather(spec.index, store.places(torch.tensor([[1]])))
         assert not keys.any()
         assert not values.any()
-        assert store.gather(spec.index, torch.tensor([2]), 1)[0].isnan().all()
+        assert store.gather(spec.index, store.places(torch.tensor([[2]])))[0].isnan().all()
 
 
 def test_memory_is_committed_when_it_is_used() -> None:
@@ -52,6 +66,7 @@ def test_memory_is_committed_when_it_is_used() -> None:
     assert store.num_bytes == 16384 * 32 * 4 * 2 * 128 * 4
     assert resident_memory() - before < store.num_bytes / 20
     for spec in layers:
-        store.write(spec.index, torch.arange(1, 33), torch.zeros(32, dtype=torch.int64), torch.ones(32, spec.row_size))
+        slots = store.slots(torch.arange(1, 33), torch.zeros(32, dtype=torch.int64))
+        store.write(spec.index, slots, torch.ones(32, spec.row_size))
     used = 33 * store.num_bytes // store.num_blocks
     assert resident_memory() - before < 4 * used + store.num_bytes / 20

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn import functional
 
-__all__ = ["AttentionContext", "LayerSpec", "attend", "batched_products_win"]
+__all__ = ["AttentionContext", "LayerSpec", "attend", "attend_products", "batched_products_win"]
 
 _BATCHED_PRODUCT_KEYS = 512
 _QUERY_BLOCK = 128
@@ -84,6 +84,15 @@ def attend(
             query, key, value, attn_mask=mask, is_causal=causal and tokens > 1, scale=layer.scaling, enable_gqa=grouped
         )
     return _attend_by_matmul(query, key, value, layer, mask, causal=causal, sinks=sinks)
+
+
+def attend_products(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: LayerSpec, mask: torch.Tensor
+) -> torch.Tensor:
+    """One token per request, dense: query [R, H, D], keys, values [R * KH, C, D], mask [R * KH, 1, C] -> [R, H, Dv]."""
+    asked = query.reshape(len(keys), -1, layer.key_size)
+    scores = torch.baddbmm(mask, asked, keys.transpose(1, 2), alpha=layer.scaling)
+    return torch.bmm(torch.softmax(scores, -1), values).view(len(query), layer.num_heads, -1)
 
 
 def batched_products_win(dtype: torch.dtype, device: torch.device, rows: int, length: int) -> bool:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from llmkernel.engine.scheduler.output import NewRequestData
-from llmkernel.engine.worker.paged_attention import SHORT_CHUNK, ScheduledTokens
 from llmkernel.engine.worker.prompt_logprobs import PromptLogprobs
+from llmkernel.engine.worker.scheduled_tokens import SHORT_CHUNK, ScheduledTokens
 
 __all__ = ["InputBatch", "PromptRows", "RunningRequest", "SampledRun", "StepInputs"]
 
@@ -146,7 +146,7 @@ class InputBatch:
         for request, count in scheduled:
             first, last = request.num_computed, request.num_computed + count
             end += count
-            sequences.append(ScheduledTokens(count, first, request.block_ids))
+            sequences.append(ScheduledTokens(count, first, request.block_ids, request))
             drafted = drafts.get(request.req_id, [])
             tokens.extend(request.token_ids[first:last] + drafted)
             positions.append(np.arange(first, last))

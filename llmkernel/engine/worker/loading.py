@@ -78,7 +78,15 @@ def load(files: ModelFiles, args: EngineArgs, report: ReportProgress) -> ReadyMo
         logprobs_mode=args.logprobs_mode,
         processors=processors,
     )
-    runner = ModelRunner(loaded.model, loaded.layers, store, sampler, dtype=machine.dtype, device=machine.device)
+    runner = ModelRunner(
+        loaded.model,
+        loaded.layers,
+        store,
+        sampler,
+        dtype=machine.dtype,
+        device=machine.device,
+        dense_bytes=plan.dense_bytes,
+    )
     notes = [*loaded.notes, *(note for note in (way.note, plan.note) if note)]
     facts = ExecutorFacts(
         model=_model_facts(files, loaded, machine, tokenizer, way.limit, notes),

@@ -46,12 +46,16 @@ _ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16
 
 @dataclasses.dataclass(frozen=True)
 class KVPlan:
-    """The KV pool to make. num_blocks counts the null block; max_model_len is at most what the pool holds (tokens)."""
+    """The KV pool to make. num_blocks counts the null block; max_model_len is at most what the pool holds (tokens).
+
+    dense_bytes: what decodes may take beside it to keep what they gather: as much again, if half of the rest allows.
+    """
 
     num_blocks: int
     block_size: int
     max_model_len: int
     num_bytes: int
+    dense_bytes: int = 0
     note: str | None = None
 
 
@@ -129,7 +133,9 @@ def plan_kv_cache(
     note = None
     if holds < length:
         note = f"The KV cache holds {holds} tokens, so max_model_len is {holds} and not {length}."
-    return KVPlan(num_blocks, block_size, min(length, holds), num_blocks * block_bytes, note)
+    num_bytes = num_blocks * block_bytes
+    dense_bytes = max(0, min(num_bytes, (free - num_bytes) // 2))
+    return KVPlan(num_blocks, block_size, min(length, holds), num_bytes, dense_bytes, note)
 
 
 def _check_weights_fit(args: EngineArgs, name: str, need: int, available: int) -> None:

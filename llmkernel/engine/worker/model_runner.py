@@ -7,6 +7,7 @@ import torch
 
 from llmkernel.engine.scheduler.output import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from llmkernel.engine.worker.attention import LayerSpec
+from llmkernel.engine.worker.dense_rows import DenseRows
 from llmkernel.engine.worker.input_batch import InputBatch, StepInputs
 from llmkernel.engine.worker.kv_store import KVStore
 from llmkernel.engine.worker.models.runnable import RunnableModel
@@ -20,7 +21,10 @@ __all__ = ["ModelRunner"]
 
 
 class ModelRunner:
-    """Owns the requests' state in the worker. All torch work happens in the thread that calls execute."""
+    """Owns the requests' state in the worker. All torch work happens in the thread that calls execute.
+
+    dense_bytes: what the kept rows of decodes may take (DenseRows).
+    """
 
     def __init__(
         self,
@@ -31,6 +35,7 @@ class ModelRunner:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        dense_bytes: int = 0,
     ) -> None:
         self._model = model
         self._layers = layers
@@ -38,6 +43,7 @@ class ModelRunner:
         self._sampler = sampler
         self._dtype = dtype
         self._device = device
+        self._dense = DenseRows(store, dtype, device, dense_bytes)
         self._batch = InputBatch(store.block_size)
         self._num_embeddings = model.num_embeddings
 
@@ -57,10 +63,13 @@ class ModelRunner:
         inputs = self._batch.make_inputs(due, step.scheduled_spec_decode_tokens)
         if inputs.unfinished_blocks:
             self._store.clear_blocks(inputs.unfinished_blocks)
-        context = PagedAttention(self._store, self._layers, inputs.sequences, dtype=self._dtype, device=self._device)
+        context = PagedAttention(
+            self._store, self._layers, inputs.sequences, dtype=self._dtype, device=self._device, dense=self._dense
+        )
         logits = self._model.forward(
             self._tensor(inputs.token_ids), self._tensor(inputs.positions), self._tensor(inputs.logits_rows), context
         )
+        self._dense.end_step(inputs.sequences)
         for request, sequence in zip(inputs.requests, inputs.sequences, strict=True):
             request.num_computed = sequence.context
         if inputs.prompts:
@@ -99,10 +108,7 @@ class ModelRunner:
         """Bring the requests' state to the scheduler's. Returns the requests that cannot run, with the reason."""
         for req_id in step.finished_req_ids:
             if self._batch.remove(req_id):
-                self._store.release(req_id)
                 self._sampler.remove(req_id)
-        for req_id in step.preempted_req_ids:
-            self._store.release(req_id)
         self._update_known(step.scheduled_cached_reqs)
         errors: dict[str, str] = {}
         for data in step.scheduled_new_reqs:
@@ -114,7 +120,6 @@ class ModelRunner:
     def _start(self, data: NewRequestData) -> str | None:
         """Begin a request; the reason if its parameters or tokens cannot be served by this model."""
         request = self._batch.add(data)
-        self._store.admit(data.req_id, data.block_ids, data.num_computed_tokens)
         for token_id in data.prompt_token_ids:
             if not 0 <= token_id < self._num_embeddings:
                 return (
@@ -143,7 +148,6 @@ class ModelRunner:
             request.num_computed = data.num_computed_tokens[index]
             if req_id in data.resumed_req_ids:
                 request.replace_blocks(data.new_block_ids[index])
-                self._store.admit(req_id, data.new_block_ids[index], request.num_computed)
             else:
                 request.add_blocks(data.new_block_ids[index])
 

@@ -1,10 +1,9 @@
 """Attention of one step over the KV store: writes this step's keys and values, then attends request by request.
 
 Decodes (one token) are padded together in a few groups of similar length, and so are short chunks (a token with its
-drafts); longer chunks attend one request at a time.
+drafts); decodes that last keep their keys and values side by side (DenseRows). Longer chunks attend one at a time.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -12,61 +11,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from llmkernel.engine.worker.attention import LayerSpec, attend, batched_products_win
-from llmkernel.engine.worker.kv_store import KVStore
+from llmkernel.engine.worker.attention import LayerSpec, batched_products_win
+from llmkernel.engine.worker.attention_spans import AttentionSpan, DenseSpan, GatheredSpan, ShortChunksSpan
+from llmkernel.engine.worker.dense_rows import DenseGroup, DenseRows
+from llmkernel.engine.worker.kv_store import KVStore, Slots
+from llmkernel.engine.worker.scheduled_tokens import ScheduledTokens
 
 __all__ = ["PagedAttention", "ScheduledTokens"]
 
 PADDING_BUDGET = 512
 """Padded tokens that a group of decodes may hold before another call is cheaper (30 us of calls = 500 tokens read)."""
 
-SHORT_CHUNK = 16
-"""Tokens up to which chunks attend in groups: drafts, and what a cached prefix leaves of a prompt."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ScheduledTokens:
-    """Tokens of one request in this step: `num_tokens` of them, after `num_computed` that the cache holds."""
-
-    num_tokens: int
-    num_computed: int
-    block_ids: np.ndarray
-
-    @property
-    def is_short_chunk(self) -> bool:
-        return 1 < self.num_tokens <= SHORT_CHUNK and self.num_computed > 0
-
-    @property
-    def context(self) -> int:
-        """Tokens in the cache once this step's are written."""
-        return self.num_computed + self.num_tokens
-
-
-@dataclasses.dataclass(frozen=True)
-class _Span:
-    """Rows [start, start + rows) of the token axis that attend in one call.
-
-    Decode group: `rows` requests of one token. Chunk: one request, `rows` tokens, requests = 1. Short chunks: `rows`
-    tokens of some requests, made equally many by repeating the last of each: `padded` picks them, `kept` takes the
-    true ones of what comes out (None: all).
-    block_ids: flat table [requests * blocks]. length: keys to use of each table. mask: see attention.attend.
-    """
-
-    start: int
-    rows: int
-    requests: int
-    block_ids: torch.Tensor
-    length: int
-    mask: torch.Tensor | None
-    causal: bool
-    padded: torch.Tensor | None = None
-    kept: torch.Tensor | None = None
-
 
 class PagedAttention:
     """The AttentionContext of a step. `sequences` in the order of the token axis, decodes first, by context length.
 
-    Blocks are picked and masks are made once per step and window; all layers of that window share them.
+    Blocks are picked and masks are made once per step and window; all layers of that window share them. dense: where
+    decodes keep what they have gathered, if they do.
     """
 
     def __init__(
@@ -77,13 +38,15 @@ class PagedAttention:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        dense: DenseRows | None = None,
     ) -> None:
         self._store = store
         self._layers = layers
         self._dtype = dtype
         self._device = device
+        self._dense = dense
         self.num_calls = 0
-        self._block_ids, self._offsets = self._slots(sequences)
+        self._slots = self._find_slots(sequences)
         self._spans = {window: self._plan(sequences, window) for window in {layer.window for layer in layers.values()}}
 
     def attend(
@@ -95,53 +58,41 @@ class PagedAttention:
         asked: dict[str, Any],
     ) -> torch.Tensor:
         rows = torch.cat((key[0].transpose(0, 1).flatten(1), value[0].transpose(0, 1).flatten(1)), -1)
-        return self._write_and_attend(self._layers[module], query, rows, asked.get("s_aux"))
+        return self._write_and_attend(self._layers[module], query[0].transpose(0, 1), rows, asked.get("s_aux"))
 
     def attend_rows(self, layer: LayerSpec, query: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """For the fused decoder: query [T, H, D], rows [T, row_size] (keys, then values) -> [T, H, Dv]."""
-        return self._write_and_attend(layer, query.transpose(0, 1)[None], rows, None)
+        return self._write_and_attend(layer, query, rows, None)
 
     def _write_and_attend(
         self, layer: LayerSpec, query: torch.Tensor, rows: torch.Tensor, sinks: torch.Tensor | None
     ) -> torch.Tensor:
         self.num_calls += 1
-        self._store.write(layer.index, self._block_ids, self._offsets, rows)
+        self._store.write(layer.index, self._slots, rows)
         spans = self._spans[layer.window]
-        parts = [self._attend_span(span, query, layer, sinks) for span in spans]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        if len(spans) == 1:
+            return spans[0].attend(layer, query, rows, sinks)
+        return torch.cat([span.attend(layer, query, rows, sinks) for span in spans])
 
-    def _attend_span(
-        self, span: _Span, query: torch.Tensor, layer: LayerSpec, sinks: torch.Tensor | None
-    ) -> torch.Tensor:
-        """[rows, H, Dv] of one span."""
-        keys, values = self._store.gather(layer.index, span.block_ids, span.requests)
-        keys, values = keys[:, :, : span.length], values[:, :, : span.length]
-        if span.padded is not None:
-            part = query[0].index_select(1, span.padded).unflatten(1, (span.requests, -1)).transpose(0, 1)
-            out = attend(part, keys, values, layer, span.mask, sinks=sinks).transpose(1, 2).flatten(0, 1)
-            return out if span.kept is None else out.index_select(0, span.kept)
-        part = query[:, :, span.start : span.start + span.rows]
-        if span.requests > 1:  # one token of each: requests are the batch
-            out = attend(part.transpose(0, 2), keys, values, layer, span.mask, sinks=sinks)
-            return out[:, :, 0]
-        out = attend(part, keys, values, layer, span.mask, causal=span.causal, sinks=sinks)
-        return out[0].transpose(0, 1)
-
-    def _slots(self, sequences: Sequence[ScheduledTokens]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _find_slots(self, sequences: Sequence[ScheduledTokens]) -> Slots:
         size = self._store.block_size
         blocks, offsets = [], []
         for sequence in sequences:
             positions = np.arange(sequence.num_computed, sequence.context)
             blocks.append(sequence.block_ids[positions // size])
             offsets.append(positions % size)
-        return self._tensor(np.concatenate(blocks)), self._tensor(np.concatenate(offsets))
+        return self._store.slots(self._tensor(np.concatenate(blocks)), self._tensor(np.concatenate(offsets)))
 
-    def _plan(self, sequences: Sequence[ScheduledTokens], window: int | None) -> list[_Span]:
-        spans: list[_Span] = []
+    def _plan(self, sequences: Sequence[ScheduledTokens], window: int | None) -> list[AttentionSpan]:
+        spans: list[AttentionSpan] = []
         start = 0
         num_decodes = sum(1 for sequence in sequences if sequence.num_tokens == 1)
         for group in _groups(sequences[:num_decodes], window):
-            spans.append(self._decode_span(group, start, window))
+            kept = self._open_dense(group, window)
+            if kept is not None:
+                spans.append(DenseSpan(start, len(group), kept))
+            else:
+                spans.append(self._decode_span(group, start, window))
             start += len(group)
         for is_short, neighbours in itertools.groupby(sequences[num_decodes:], lambda one: one.is_short_chunk):
             chunks = list(neighbours)
@@ -152,33 +103,36 @@ class PagedAttention:
                 start += sum(chunk.num_tokens for chunk in group)
         return spans
 
-    def _decode_span(self, group: Sequence[ScheduledTokens], start: int, window: int | None) -> _Span:
+    def _open_dense(self, group: Sequence[ScheduledTokens], window: int | None) -> DenseGroup | None:
+        """Kept rows of layers without a window, whose keys and values are of one size."""
+        if self._dense is None or window is not None:
+            return None
+        layers = [layer for layer in self._layers.values() if layer.window is None]
+        if any(layer.key_size != layer.value_size for layer in layers):
+            return None
+        return self._dense.open(group, layers)
+
+    def _decode_span(self, group: Sequence[ScheduledTokens], start: int, window: int | None) -> GatheredSpan:
         size = self._store.block_size
-        firsts = np.array([_first_seen(sequence, window) // size for sequence in group])
+        firsts = np.array([sequence.first_seen(window) // size for sequence in group])
         ends = np.array([sequence.context for sequence in group]) - firsts * size
         length = int(ends.max())
-        table = np.zeros((len(group), -(-length // size)), dtype=np.int64)
+        table = _table(group, firsts, -(-length // size), size)
         if batched_products_win(self._dtype, self._device, len(group), table.shape[1] * size):
             length = table.shape[1] * size
-        for row, (sequence, first) in enumerate(zip(group, firsts, strict=True)):
-            used = sequence.block_ids[first : -(-sequence.context // size)]
-            table[row, : len(used)] = used
-        begins = np.array([_first_seen(sequence, window) for sequence in group]) - firsts * size
+        begins = np.array([sequence.first_seen(window) for sequence in group]) - firsts * size
         mask = None
         if begins.any() or (ends != length).any():
             positions = np.arange(length)
             hidden = (positions < begins[:, None]) | (positions >= ends[:, None])
             mask = self._mask(hidden)[:, None, None, :]
-        return _Span(start, len(group), len(group), self._tensor(table.ravel()), length, mask, causal=False)
+        return self._gathered(start, len(group), table, length, mask, causal=False)
 
-    def _short_span(self, group: Sequence[ScheduledTokens], start: int, window: int | None) -> _Span:
+    def _short_span(self, group: Sequence[ScheduledTokens], start: int, window: int | None) -> ShortChunksSpan:
         size = self._store.block_size
-        firsts = np.array([_first_seen(sequence, window) // size for sequence in group])
+        firsts = np.array([sequence.first_seen(window) // size for sequence in group])
         blocks = max(-(-sequence.context // size) - first for sequence, first in zip(group, firsts, strict=True))
-        table = np.zeros((len(group), blocks), dtype=np.int64)
-        for row, (sequence, first) in enumerate(zip(group, firsts, strict=True)):
-            used = sequence.block_ids[first : -(-sequence.context // size)]
-            table[row, : len(used)] = used
+        table = _table(group, firsts, blocks, size)
         counts = np.array([sequence.num_tokens for sequence in group])[:, None]
         tokens = np.arange(counts.max())
         places = np.minimum(tokens, counts - 1)
@@ -189,33 +143,36 @@ class PagedAttention:
             hidden |= keys[:, None, :] <= queries[:, :, None] - window
         begins = start + np.cumsum(counts, axis=0) - counts
         true = tokens < counts
-        return _Span(
-            start,
-            int(counts.sum()),
-            len(group),
-            self._tensor(table.ravel()),
-            blocks * size,
-            self._mask(hidden)[:, None],
-            causal=False,
+        return ShortChunksSpan(
+            self._store,
+            self._store.places(self._tensor(table)),
             padded=self._tensor((begins + places).ravel()),
             kept=None if true.all() else self._tensor(np.flatnonzero(true)),
+            mask=self._mask(hidden)[:, None],
         )
 
-    def _chunk_span(self, sequence: ScheduledTokens, start: int, window: int | None) -> _Span:
+    def _chunk_span(self, sequence: ScheduledTokens, start: int, window: int | None) -> GatheredSpan:
         size = self._store.block_size
-        first = _first_seen(sequence, window) // size
+        first = sequence.first_seen(window) // size
         base, context = first * size, sequence.context
-        table = self._tensor(sequence.block_ids[first : -(-context // size)])
+        table = sequence.block_ids[None, first : -(-context // size)]
         if window is not None and context <= window:
             window = None
         if sequence.num_computed == 0 and window is None:
-            return _Span(start, sequence.num_tokens, 1, table, context, None, causal=True)
+            return self._gathered(start, sequence.num_tokens, table, context, None, causal=True)
         queries = np.arange(sequence.num_computed, context)[:, None]
         keys = np.arange(base, context)
         hidden = keys > queries
         if window is not None:
             hidden |= keys <= queries - window
-        return _Span(start, sequence.num_tokens, 1, table, context - base, self._mask(hidden), causal=False)
+        return self._gathered(start, sequence.num_tokens, table, context - base, self._mask(hidden), causal=False)
+
+    def _gathered(
+        self, start: int, rows: int, table: np.ndarray, length: int, mask: torch.Tensor | None, *, causal: bool
+    ) -> GatheredSpan:
+        """table: int64 [requests, blocks]."""
+        places = self._store.places(self._tensor(table))
+        return GatheredSpan(self._store, start, rows, len(table), places, length, mask, causal)
 
     def _mask(self, hidden: np.ndarray) -> torch.Tensor:
         mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
@@ -225,15 +182,19 @@ class PagedAttention:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
 
 
-def _first_seen(sequence: ScheduledTokens, window: int | None) -> int:
-    """The first position that the first of these tokens sees."""
-    return 0 if window is None else max(0, sequence.num_computed + 1 - window)
+def _table(group: Sequence[ScheduledTokens], firsts: np.ndarray, blocks: int, size: int) -> np.ndarray:
+    """Block ids from the first one that each sees, int64 [requests, blocks], the null block behind the last."""
+    table = np.zeros((len(group), blocks), dtype=np.int64)
+    for row, (sequence, first) in enumerate(zip(group, firsts, strict=True)):
+        used = sequence.block_ids[first : -(-sequence.context // size)]
+        table[row, : len(used)] = used
+    return table
 
 
 def _groups(decodes: Sequence[ScheduledTokens], window: int | None) -> list[Sequence[ScheduledTokens]]:
     """Cut decodes, ordered by length, into groups that waste few padded tokens each."""
     groups: list[Sequence[ScheduledTokens]] = []
-    lengths = [sequence.context - _first_seen(sequence, window) for sequence in decodes]
+    lengths = [sequence.context - sequence.first_seen(window) for sequence in decodes]
     end = len(decodes)
     wasted = 0
     for index in range(len(decodes) - 1, -1, -1):

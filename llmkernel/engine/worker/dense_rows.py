@@ -1,0 +1,154 @@
+"""DenseRows: the keys and values of running decodes side by side, kept from one step to the next.
+
+The pool is the truth; what is gathered from it for a group of decodes is the same in the next step but for one token
+each. So the gather of a group that lasts is kept, and each step adds its tokens to it, beside the pool, until the group
+changes or outgrows it. It can be dropped at any time. Figures: ARCHITECTURE.md.
+"""
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+import torch
+
+from llmkernel.engine.worker.attention import LayerSpec, attend, attend_products
+from llmkernel.engine.worker.kv_store import KVStore, Places
+from llmkernel.engine.worker.scheduled_tokens import ScheduledTokens
+
+__all__ = ["DenseGroup", "DenseRows"]
+
+_SINGLE_PRECISION = 512
+"""Keys of a group up to which float32 products are the faster ones: those in bfloat16 take 10 us to start."""
+
+Owners = tuple[Hashable, ...]
+
+
+class DenseRows:
+    """Owner of the kept gathers. max_bytes: what they may take together; a group that would exceed it is not kept."""
+
+    def __init__(self, store: KVStore, dtype: torch.dtype, device: torch.device, max_bytes: int) -> None:
+        self._store = store
+        self._dtype = dtype
+        self._device = device
+        self._max_bytes = max_bytes if device.type == "cpu" and dtype in (torch.bfloat16, torch.float32) else 0
+        self._seen: dict[Owners, list[int]] = {}
+        self._kept: dict[Owners, DenseGroup] = {}
+        self._next: dict[Owners, DenseGroup | None] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are kept now."""
+        return sum(group.num_bytes for group in self._kept.values())
+
+    def open(self, sequences: Sequence[ScheduledTokens], layers: Sequence[LayerSpec]) -> "DenseGroup | None":
+        """The kept rows of these decodes (one token each, seen from the first one on), ready for their tokens.
+
+        None where they are not worth it: a group is kept from the second step on that it runs in.
+        """
+        owners = tuple(sequence.owner for sequence in sequences)
+        if None in owners or not self._max_bytes:
+            return None
+        self._next[owners] = None
+        if self._seen.get(owners) != [sequence.num_computed for sequence in sequences]:
+            return None
+        group = self._kept.get(owners)
+        if group is None or not group.begin_step(sequences):
+            group = self._make(sequences, layers)
+        self._next[owners] = group
+        return group
+
+    def end_step(self, sequences: Sequence[ScheduledTokens]) -> None:
+        """The forward has run: what it did not use is dropped."""
+        contexts = {sequence.owner: sequence.context for sequence in sequences}
+        self._seen = {owners: [contexts[owner] for owner in owners] for owners in self._next}
+        self._kept = {owners: group for owners, group in self._next.items() if group is not None}
+        self._next = {}
+
+    def _make(self, sequences: Sequence[ScheduledTokens], layers: Sequence[LayerSpec]) -> "DenseGroup | None":
+        size = self._store.block_size
+        blocks = 1 + max(-(-sequence.context // size) for sequence in sequences)  # room for some tokens more
+        keys = len(sequences) * blocks * size
+        dtype = torch.float32 if keys <= _SINGLE_PRECISION else self._dtype
+        num_bytes = sum(layer.row_size for layer in layers) * keys * dtype.itemsize
+        others = sum(group.num_bytes for group in self._next.values() if group is not None)
+        if others + num_bytes > self._max_bytes:
+            return None
+        table = np.zeros((len(sequences), blocks), dtype=np.int64)
+        for row, sequence in enumerate(sequences):
+            used = sequence.block_ids[: -(-sequence.context // size)]
+            table[row, : len(used)] = used
+        places = self._store.places(torch.from_numpy(table))
+        return DenseGroup(self._store, places, [one.context for one in sequences], blocks * size, dtype, num_bytes)
+
+
+class DenseGroup:
+    """Some decodes. In its first step each layer is copied from the pool, which has the step's tokens by then; in later
+    ones it takes the tokens of the step.
+
+    capacity: tokens per request. The mask hides what lies behind the end of each.
+    """
+
+    def __init__(
+        self, store: KVStore, places: Places, contexts: list[int], capacity: int, dtype: torch.dtype, num_bytes: int
+    ) -> None:
+        self.num_bytes = num_bytes
+        self._store = store
+        self._places = places
+        self._capacity = capacity
+        self._dtype = dtype
+        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+        self._positions = torch.tensor(contexts) - 1
+        hidden = torch.arange(capacity) > self._positions[:, None]
+        self._mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)
+        self._masks: dict[int, torch.Tensor] = {}
+        self._slots: dict[int, torch.Tensor] = {}
+
+    def begin_step(self, sequences: Sequence[ScheduledTokens]) -> bool:
+        """Make room for a token of each; False if there is none."""
+        if max(sequence.context for sequence in sequences) > self._capacity:
+            return False
+        self._positions = torch.tensor([sequence.num_computed for sequence in sequences])
+        self._mask.scatter_(1, self._positions[:, None], 0.0)
+        self._masks.clear()
+        self._slots.clear()
+        return True
+
+    def attend(
+        self, layer: LayerSpec, query: torch.Tensor, rows: torch.Tensor, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
+        """query [R, H, D], rows [R, row_size] of this step -> [R, H, Dv], of the query's dtype."""
+        kept = self._layers.get(layer.index)
+        if kept is None:
+            kept = self._copy(layer)
+        else:
+            self._append(layer, kept[0], rows)
+        _, keys, values = kept
+        asked = query.to(self._dtype)
+        if layer.softcap is None and sinks is None:
+            out = attend_products(asked, keys, values, layer, self._mask_of(layer))
+        else:
+            shape = (len(query), layer.num_kv_heads, self._capacity, -1)
+            mask = self._mask[:, None, None]
+            out = attend(asked[:, :, None], keys.view(shape), values.view(shape), layer, mask, sinks=sinks)[:, :, 0]
+        return out.to(query.dtype)
+
+    def _copy(self, layer: LayerSpec) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        both = self._store.copy(layer.index, self._places).to(self._dtype)
+        keys, values = both.flatten(1, 2).unbind(0)
+        kept = self._layers[layer.index] = (both.view(-1, layer.key_size), keys, values)
+        return kept
+
+    def _append(self, layer: LayerSpec, tokens: torch.Tensor, rows: torch.Tensor) -> None:
+        heads = layer.num_kv_heads
+        slots = self._slots.get(heads)
+        if slots is None:
+            count = len(self._positions)
+            lanes = torch.arange(2 * count * heads).view(2, count, heads) * self._capacity
+            slots = self._slots[heads] = (lanes.transpose(0, 1) + self._positions[:, None, None]).reshape(-1)
+        tokens.index_copy_(0, slots, rows.reshape(-1, layer.key_size).to(self._dtype))
+
+    def _mask_of(self, layer: LayerSpec) -> torch.Tensor:
+        """[R * KH, 1, capacity]"""
+        mask = self._masks.get(layer.num_kv_heads)
+        if mask is None:
+            mask = self._masks[layer.num_kv_heads] = self._mask.repeat_interleave(layer.num_kv_heads, 0)[:, None]
+        return mask
