@@ -251,9 +251,12 @@ async def run_output_task(state: AsyncState, hooks: OutputHooks) -> None:
     resources, queue = state.resources, state.outputs_queue
     receiver = OutputReceiver(resources, state.decoder, state.utility_results, hooks.notify)
     socket = resources.output_socket
+    receiving: asyncio.Future[Sequence[Any]] | None = None
     try:
         while True:
-            outputs = receiver.receive(await socket.recv_multipart(copy=False))
+            receiving = socket.recv_multipart(copy=False)
+            outputs = receiver.receive(await receiving)
+            receiving = None
             if outputs is not None and not await _deliver(outputs, queue, hooks):
                 return
             if queue.qsize() > YIELD_ABOVE:
@@ -262,7 +265,7 @@ async def run_output_task(state: AsyncState, hooks: OutputHooks) -> None:
         if resources.closing or not resources.process_exited:
             queue.put_nowait(EngineDeadError("The client's output task was cancelled; its loop is ending."))
             return
-        await _drain(socket, receiver, queue, hooks)
+        await _drain(socket, receiving, receiver, queue, hooks)
         state.conclude()
     except EngineDeadError:
         await state.conclude_when_exited()
@@ -282,11 +285,20 @@ async def _deliver(outputs: EngineCoreOutputs, queue: MergingQueue, hooks: Outpu
     return True
 
 
-async def _drain(socket: Any, receiver: OutputReceiver, queue: MergingQueue, hooks: OutputHooks) -> None:
-    """Take what a dead process left in the socket."""
+async def _drain(
+    socket: Any,
+    receiving: "asyncio.Future[Sequence[Any]] | None",
+    receiver: OutputReceiver,
+    queue: MergingQueue,
+    hooks: OutputHooks,
+) -> None:
+    """Take what a dead process left in the socket; before that, what the reader had out of it when it was cancelled."""
+    taken = receiving is not None and receiving.done() and not receiving.cancelled()
     try:
-        while await socket.poll(DRAIN_MS):
-            outputs = receiver.receive(await socket.recv_multipart(copy=False))
+        while taken or await socket.poll(DRAIN_MS):
+            frames = receiving.result() if taken and receiving else await socket.recv_multipart(copy=False)
+            taken = False
+            outputs = receiver.receive(frames)
             if outputs is not None:
                 await _deliver(outputs, queue, hooks)
     except EngineDeadError:

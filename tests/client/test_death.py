@@ -11,6 +11,7 @@ import pytest
 import zmq
 
 from llmkernel.client.async_mp_client import AsyncMPClient
+from llmkernel.client.async_tasks import OutputHooks, run_output_task
 from llmkernel.client.mp_client import MPClient
 from llmkernel.config import EngineArgs
 from llmkernel.engine.fake_executor import CRASH_EXIT_CODE, fake_answer
@@ -94,6 +95,37 @@ async def test_tokens_that_were_on_their_way_arrive_before_the_error(client: Asy
     assert [token for message in outputs for o in message.outputs for token in o.new_token_ids] == list(range(500))
     with pytest.raises(EngineDeadError, match="SIGKILL"):
         await client.get_output_async()
+
+
+class OneMessage:
+    """An output socket whose only message is taken out of it when the test says so."""
+
+    def __init__(self) -> None:
+        self.receiving: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
+
+    def recv_multipart(self, *, copy: bool) -> "asyncio.Future[list[bytes]]":
+        return self.receiving
+
+    async def poll(self, _: int) -> int:
+        return 0
+
+
+async def test_a_message_that_the_reader_has_just_received_is_not_lost(
+    client: AsyncMPClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message and the engine's end come in the same turn of the loop."""
+    os.kill(client.process.pid, signal.SIGKILL)
+    _, error = await read_until_death(client)
+    assert error.exitcode == -signal.SIGKILL
+    socket = OneMessage()
+    monkeypatch.setattr(client.resources, "output_socket", socket)
+    reader = asyncio.create_task(run_output_task(client._state, OutputHooks.of(client)))
+    await asyncio.sleep(0)
+    outputs = EngineCoreOutputs(outputs=[EngineCoreOutput("a", [7])])
+    socket.receiving.set_result([bytes(frame) for frame in MsgpackEncoder().encode(outputs)])
+    reader.cancel()
+    await reader
+    assert (await client.get_output_async()).outputs[0].new_token_ids == [7]
 
 
 async def test_a_crash_is_told_with_its_exit_code(client: AsyncMPClient) -> None:
