@@ -8,8 +8,9 @@ import pytest
 from benchmarks.idle import PROMISED, measure
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["fake:", "smollm2"])
+@pytest.mark.parametrize(
+    "model", [pytest.param("fake:", marks=pytest.mark.soak), pytest.param("smollm2", marks=pytest.mark.slow)]
+)
 def test_ten_seconds_of_nothing(model: str) -> None:
     """CPU time, not a duration: other programs on the machine do not add to it."""
     cells = ["%load_ext llmkernel", f"%llm load {model} --name m", "%generate --max-tokens 20 hello"]
