@@ -65,6 +65,19 @@ def test_a_dashboard_shows_what_runs_and_why_something_waits(
     assert notebook.errors == []
 
 
+def test_a_view_tells_how_much_of_a_long_prompt_was_read(open_notebook: OpenNotebook) -> None:
+    notebook = open_notebook(
+        "%load_ext llmkernel",
+        "%llm load fake:step_ms=60,num_blocks=400,max_model_len=4096 --name fake --max-num-batched-tokens 64",
+        "%generate --raw --max-tokens 4 " + "x" * 1800,
+    )
+    notebook.run(0)
+    notebook.run(1)
+    notebook.start(2)
+    expect(notebook.view(2)).to_contain_text(re.compile(r"reading.*prefill [1-9][\d,]* / 1,800 tokens"))
+    notebook.wait_until_run(2)
+
+
 def test_a_thousand_rows_cost_what_a_page_of_them_does(open_notebook: OpenNotebook) -> None:
     notebook = open_notebook(
         "%load_ext llmkernel",

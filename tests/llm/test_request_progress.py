@@ -26,7 +26,7 @@ async def test_guests_hear_of_their_own_requests_with_their_place_among_all() ->
         assert [(one.request_id.rpartition("-")[0], one.position) for one in told] == [("theirs", 2)]
         (mine,) = await owner.get_request_progress()
         assert (mine.request_id.rpartition("-")[0], mine.position) == ("mine", 1)
-        assert mine.reason == "1 requests run, the most at once (max_num_seqs)"
+        assert mine.reason == "1 request runs, the most at once (max_num_seqs)"
         (stats,) = guest.stats_of("theirs")
         assert stats.way.sent >= stats.way.submitted > 0 and not stats.way.received
         for llm, collector in streams:

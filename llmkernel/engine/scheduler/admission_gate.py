@@ -47,7 +47,8 @@ class AdmissionGate:
         if plan.preempted:
             return f"KV memory is short, {len(plan.preempted)} preempted in this step"
         if num_running >= self._max_num_seqs:
-            return f"{num_running} requests run, the most at once (max_num_seqs)"
+            run = "1 request runs" if num_running == 1 else f"{num_running} requests run"
+            return f"{run}, the most at once (max_num_seqs)"
         if plan.budget <= 0:
             return f"prefill budget used ({self._max_num_batched_tokens} tokens a step)"
         return None
