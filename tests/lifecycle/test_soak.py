@@ -18,7 +18,7 @@ STREAMS = 32
 REMEMBERED_WORDS = 10_000
 """What `tokenizers` keeps of a BPE model's words, and no more (0.7 KiB each here): it has them before we measure."""
 
-SLOPES = {60: 32.0, 600: 1.0}
+SLOPES = {60: 16.0, 600: 1.0}
 """Seconds of a run -> KiB per second that the memory of a process may grow in its second half."""
 
 
