@@ -148,7 +148,7 @@ describe("a stream view", () => {
     open({ logprobs: true });
     const half = { chosen: [9, "", -0.5, [0xf0, 0x9f]], rank: 1, top: [[9, "", -0.5, [0xf0, 0x9f]]] };
     const rest = { chosen: [8, "🙂", 0, [0x99, 0x82]], rank: 1, top: [[8, "🙂", 0, [0x99, 0x82]]] };
-    const line = { chosen: [3, "\n\u001b", 0], rank: 1, top: [[3, "\n\u001b", 0]] };
+    const line = { chosen: [3, "\n\u001b", 0], rank: 1, top: [[3, "\n\u001b", 0], [4, "<img src=x>", -9]] };
     model.say(snapshot(0, row("a", "", { token_views: [half, rest, line] as never })));
     click("Show as Tokens");
     const tokens = [...element.querySelectorAll<HTMLElement>(".llmk-token")];
@@ -165,6 +165,8 @@ describe("a stream view", () => {
     press("ArrowRight");
     expect([document.activeElement, tokens[2]!.tabIndex, tokens[0]!.tabIndex]).toEqual([tokens[2], 0, -1]);
     expect(panel.textContent).toContain("⏎␛");
+    expect(panel.textContent).toContain("<img␣src=x>");
+    expect(element.querySelector("img")).toBeNull();
     press("Escape");
     expect(panel.hidden).toBe(true);
   });

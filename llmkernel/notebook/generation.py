@@ -325,6 +325,7 @@ class Generation:
     async def _end(self) -> None:
         if self._tasks:
             await asyncio.wait(self._tasks.values())
+            self._tasks.clear()  # a notebook keeps every handle, and a task keeps its context
         for tell in self.on_end:
             tell(self)
         if self.view is not None:

@@ -5,10 +5,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from llmkernel.notebook.dashboard import Dashboard
+from llmkernel.notebook.live_bar import LiveBar
 from llmkernel.notebook.live_view import LiveView
 from llmkernel.notebook.widgets.frame_clock import FrameClock
-from llmkernel.notebook.widgets.load_bar import LoadBar
-from llmkernel.notebook.widgets.messages import LoadState
 from llmkernel.notebook.widgets.stop_channel import StopChannel
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ KEPT_OPEN = 64
 
 
 class LiveViews:
-    """Owns every LiveView, LoadBar and Dashboard, the FrameClock and the StopChannel they share; `close` ends them all.
+    """Owns every LiveView, LiveBar and Dashboard, the FrameClock and the StopChannel they share; `close` ends them all.
 
     on_stop(ids), on_cancel(model): called on whatever thread a click on Stop, or on Cancel of a load, came in on. Use
     it on the kernel's loop.
@@ -33,9 +32,9 @@ class LiveViews:
         self._on_stop = on_stop
         self._on_cancel = on_cancel
         self._stop: StopChannel | None = None
-        self.clock = FrameClock()
+        self._clock = FrameClock()
         self._views: dict[str, LiveView] = {}
-        self._bars: dict[str, LoadBar] = {}
+        self._bars: dict[str, LiveBar] = {}
         self._dashboards: dict[str, Dashboard] = {}
 
     @property
@@ -48,7 +47,7 @@ class LiveViews:
     def open(self, shell: Any, generation: "Generation", *, after_load: bool = False) -> LiveView:
         """Show `generation` in the cell that runs now, growing until it has ended. after_load: see LiveView."""
         asyncio.get_running_loop()  # an error here is the caller's: without a loop nothing grows
-        view = LiveView(shell, generation, self.stop, self.clock, after_load=after_load)
+        view = LiveView(shell, generation, self.stop, self._clock, after_load=after_load)
         self._views[generation.id] = view
         self._close_old()
         return view
@@ -61,11 +60,13 @@ class LiveViews:
         else:
             self.open(shell, generation)
 
-    def load_bar(self, state: LoadState) -> LoadBar:
-        """A bar for a load; that of the same model's last load, which a reloaded page may still have shown, goes."""
-        if (earlier := self._bars.pop(state.model, None)) is not None:
-            earlier.close()
-        bar = self._bars[state.model] = LoadBar(self.stop, state)
+    def load_bar(self, slot: "ModelSlot", reason: str) -> LiveBar:
+        """The bar of a load. That of the model's last load, which a reloaded page may still have shown, goes."""
+        bar = self._bars.get(slot.name)
+        if bar is None or not (bar.running and bar.slot is slot):
+            if bar is not None:
+                bar.close()
+            bar = self._bars[slot.name] = LiveBar(slot, reason, self.stop, self._clock)
         return bar
 
     def dashboard(self, session: "Session", slot: "ModelSlot") -> Dashboard:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from llmkernel.notebook.live_output import LiveOutput
 from llmkernel.notebook.load_line import load_line
-from llmkernel.notebook.load_steps import LoadSteps
 
 if TYPE_CHECKING:
+    from llmkernel.notebook.live_bar import LiveBar
     from llmkernel.notebook.live_views import LiveViews
     from llmkernel.notebook.model_slot import ModelSlot
-    from llmkernel.notebook.widgets.load_bar import LoadBar
 
 __all__ = ["LoadOutput"]
 
@@ -30,48 +29,31 @@ class LoadOutput:
     def __init__(self, shell: Any, slot: "ModelSlot", reason: str, live: "Callable[[], LiveViews] | None") -> None:
         self._slot = slot
         self._reason = reason
-        self._steps = LoadSteps(slot, reason)
         self._output = LiveOutput(shell, self._render)
-        self._views: LiveViews | None = None
-        self._bar: LoadBar | None = None
+        self._bar: LiveBar | None = None
         if live is not None and _WIDGETS in sys.modules:
-            self._open(live)
+            self._bar = live().load_bar(slot, reason)
         elif live is not None:
             loop = asyncio.get_running_loop()
             self._importing = loop.create_task(self._open_when_imported(live), name="llmkernel-import-widgets")
         self._output.changed()
         slot.listeners.append(self._tell)
 
-    def beat(self, *, counters: bool) -> None:
-        """The bar's share of the clock."""
-        if counters and self._bar is not None:
-            self._bar.show(self._steps.state())
-
-    def _open(self, live: "Callable[[], LiveViews]") -> None:
-        self._views = live()
-        self._bar = self._views.load_bar(self._steps.state())
-        self._views.clock.add(self)
-
     async def _open_when_imported(self, live: "Callable[[], LiveViews]") -> None:
         await asyncio.to_thread(importlib.import_module, _WIDGETS)
         if self._slot.loading:
-            self._open(live)
+            self._bar = live().load_bar(self._slot, self._reason)
             self._output.changed()
 
     def _tell(self) -> None:
-        self._steps.take()
-        if self._slot.loading:
-            if self._bar is None:
-                self._output.changed()
-            return
-        self._slot.listeners.remove(self._tell)
-        if self._bar is not None and self._views is not None:
-            self._views.clock.remove(self)
-            self._bar.show(self._steps.state())
-        self._output.finish()
+        if not self._slot.loading:
+            self._slot.listeners.remove(self._tell)
+            self._output.finish()
+        elif self._bar is None:
+            self._output.changed()
 
     def _render(self) -> tuple[dict[str, Any], dict[str, Any]]:
         data: dict[str, Any] = {"text/plain": load_line(self._slot, self._reason)}
         if self._bar is not None and self._slot.loading:
-            data |= self._bar.view_data
+            data |= self._bar.widget.view_data
         return data, {}

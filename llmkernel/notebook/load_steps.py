@@ -18,12 +18,11 @@ _NOT_ALWAYS = ("download", "convert")
 
 
 class LoadSteps:
-    """Follows the load of `slot` from now on; call `take` at every step. A stage that is over stays over."""
+    """Follows the load of `slot`; call `take` at every step. A stage that is over stays over."""
 
     def __init__(self, slot: "ModelSlot", reason: str) -> None:
         self._slot = slot
         self._reason = reason
-        self._began = time.monotonic()
         self._seen: set[str] = set()
         self._newest = 0
         self.take()
@@ -49,5 +48,5 @@ class LoadSteps:
         state.at = stages.index(STAGES[self._newest])
         if progress is not None and progress.total and progress.stage == STAGES[self._newest]:
             state.share = round(progress.done / progress.total, 3)
-        state.seconds = round(time.monotonic() - self._began, 1)
+        state.seconds = round(time.monotonic() - slot.load_began, 1)
         return state

@@ -44,9 +44,9 @@ class ModelSlot:
     """Owns an AsyncLLM. The load begins at once and goes on whoever waits for it; `shutdown` ends everything.
 
     name: what --model calls it. llm: the AsyncLLM. queue: where its requests stand in the engine. progress: the newest
-    step of the load. load_seconds: None while it loads. listeners: called at every step of the load, when it is over,
-    and when the engine has died. auto_restart: an engine that dies is started again, MOST_RESTARTS times at most; what
-    it was asked has failed, and stays so.
+    step of the load. load_began: by the monotonic clock. load_seconds: None while it loads. listeners: called at every
+    step of the load, when it is over, and when the engine has died. auto_restart: an engine that dies is started
+    again, MOST_RESTARTS times at most; what it was asked has failed, and stays so.
     """
 
     def __init__(
@@ -149,14 +149,14 @@ class ModelSlot:
         return EngineStartupError(f"The load of {self.name} was ended; load it again.")
 
     def _begin(self, load: Callable[[], Awaitable[EngineCoreReadyResponse]]) -> None:
+        self.load_began = time.monotonic()
         self._load = asyncio.ensure_future(self._wait_for_engine(load))
         self._load.add_done_callback(self._on_load_over)
 
     async def _wait_for_engine(self, load: Callable[[], Awaitable[EngineCoreReadyResponse]]) -> None:
-        started = time.monotonic()
         try:
             await load()
-            self.load_seconds = time.monotonic() - started
+            self.load_seconds = time.monotonic() - self.load_began
             self._watch_engine()
         except EngineStartupError:
             await asyncio.to_thread(self.llm.shutdown)

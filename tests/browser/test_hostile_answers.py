@@ -37,6 +37,7 @@ def test_hostile_text_is_text(open_notebook: OpenNotebook, tmp_path: Path, front
     plain = notebook.view(2).locator(".llmk-plain")
     expect(plain).to_contain_text("onload=")
     assert "<script>window.hacked = 1" in (plain.text_content() or "")
+    assert plain.locator("*").count() == 0  # no element at all: formulas are for the Markdown view
     notebook.view(2).get_by_role("button", name="Show as Markdown").click()
     markdown = notebook.view(2).locator(".llmk-markdown")
     expect(markdown).to_contain_text("<script>window.hacked")

@@ -51,7 +51,9 @@ def test_cancel_ends_a_load(open_notebook: OpenNotebook, front_end: str) -> None
     assert "widget" not in str(notebook.stored_outputs(1)) and not notebook.errors
 
 
-def test_pictures(open_notebook: OpenNotebook, screenshot: Callable[[NotebookPage, str], Path]) -> None:
+def test_it_is_a_bar_while_it_loads_and_a_line_after(
+    open_notebook: OpenNotebook, screenshot: Callable[[NotebookPage, str], Path]
+) -> None:
     notebook = open_notebook("%load_ext llmkernel", "%llm load fake:load_ms=7000 --name fake")
     notebook.run(0)
     notebook.start(1)
@@ -64,4 +66,18 @@ def test_pictures(open_notebook: OpenNotebook, screenshot: Callable[[NotebookPag
     notebook.wait_until_run(1)
     expect(notebook.view(1)).to_have_count(0)
     notebook.expect_text(1, "fake is ready (")
+    assert not notebook.errors
+
+
+def test_a_reloaded_page_has_the_bar_again_and_hears_the_end(open_notebook: OpenNotebook) -> None:
+    notebook = open_notebook("%load_ext llmkernel", "%llm load fake:load_ms=6000 --name fake")
+    notebook.run(0)
+    notebook.start(1)
+    expect(notebook.view(1).locator('[data-place="now"]')).to_contain_text("weights")
+    notebook.save()
+    notebook.reload()
+    bar = notebook.view(1)
+    expect(bar.locator('[data-place="now"]')).to_contain_text("weights")
+    expect(bar.locator(".llmk-totals")).to_contain_text("fake is ready (", timeout=15_000)
+    expect(bar.locator(".llmk-stages")).to_be_hidden()
     assert not notebook.errors

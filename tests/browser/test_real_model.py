@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.notebook_page import NotebookPage, OpenNotebook
+from tests.browser.notebook_page import FRONT_ENDS, NotebookPage, OpenNotebook
 
 STREAMS = 16
 LOAD = (
@@ -36,10 +36,10 @@ def expect_all(notebook: NotebookPage, cell: int, wanted: list[str]) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_sixteen_streams_lose_nothing(open_notebook: OpenNotebook) -> None:
-    notebook = open_notebook(
-        LOAD, PROMPTS + "%generate -b --prompts prompts --max-tokens 150 --seed 7 -o many", "%llm show --view"
-    )
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_sixteen_streams_lose_nothing(open_notebook: OpenNotebook, front_end: str) -> None:
+    cells = (LOAD, PROMPTS + "%generate -b --prompts prompts --max-tokens 150 --seed 7 -o many", "%llm show --view")
+    notebook = open_notebook(*cells, front_end=front_end)
     notebook.run(0, timeout=240)
     notebook.run(1)
     notebook.wait_for(lambda: min(map(len, texts(notebook))) > 40, "every stream has begun", timeout=60)

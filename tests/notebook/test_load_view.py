@@ -69,6 +69,15 @@ def test_the_next_bar_needs_no_line_before_it_and_closes_the_last(kernel: Kernel
         assert kernel.value(count) == 1
 
 
+def test_two_cells_show_one_bar(kernel: Kernel) -> None:
+    load = "%llm load fake:load_ms=900 --name twice"
+    cell = run(kernel, f"def begin():\n    {load}\nbegin()\n{load}")
+    shown = [one["data"][WIDGET]["model_id"] for one in cell.of_type("display_data") if WIDGET in one["data"]]
+    assert len(shown) == 2 and len(set(shown)) == 1
+    assert [list(one["data"]) for one in cell.displays] == [["text/plain"]] * 2
+    kernel.run("%llm unload twice\nSession.current.default = 'fake'")
+
+
 def test_cancel_ends_the_load_as_interrupt_does(kernel: Kernel) -> None:
     before = set(psutil.Process(kernel.pid).children(recursive=True))
     stop = kernel.value("get_ipython().magics_manager.registry['LLMMagics'].views.stop.model_id")
