@@ -31,8 +31,9 @@ from llmkernel.protocol.curve_key import CurveKey
 from llmkernel.protocol.handshake import EngineAddresses, EngineCoreReadyResponse, EngineHandshakeMetadata, Progress
 from llmkernel.protocol.outputs import EngineCoreOutputs
 from llmkernel.protocol.pending import PendingMessages
+from llmkernel.protocol.private_file import write_private
 from llmkernel.protocol.requests import EngineCoreRequestType, engine_identity
-from llmkernel.protocol.run_card import RunCard, write_private
+from llmkernel.protocol.run_card import RunCard
 from llmkernel.protocol.run_directory import RunDirectory, sweep_dead
 from llmkernel.protocol.serial import MsgpackDecoder, MsgpackEncoder
 from llmkernel.protocol.transport import bound_address, make_zmq_socket

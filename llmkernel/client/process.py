@@ -9,6 +9,7 @@ import threading
 from llmkernel.client.environment import engine_environment
 from llmkernel.client.watched_process import WatchedProcess
 from llmkernel.protocol.curve_key import CurveKey
+from llmkernel.protocol.private_file import open_private
 from llmkernel.protocol.run_directory import RunDirectory
 
 __all__ = ["EngineProcess"]
@@ -83,7 +84,7 @@ class EngineProcess(WatchedProcess):
             command.append("--death-signal")  # it follows the thread that starts the process
         if with_key:
             command.append("--key-on-stdin")
-        log = os.open(self.log_path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        log = open_private(self.log_path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         try:
             return subprocess.Popen(
                 command,

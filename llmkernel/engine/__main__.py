@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _serve(options: argparse.Namespace, departure: Departure, key_text: bytes) -> int:
     from llmkernel.protocol.curve_key import CurveKey  # not before the guards stand
-    from llmkernel.protocol.run_card import write_private
+    from llmkernel.protocol.private_file import write_private
     from llmkernel.protocol.run_directory import RunDirectory
 
     key = CurveKey.parse(key_text) if key_text else None

@@ -3,6 +3,8 @@
 import os
 import stat
 
+from llmkernel.protocol.private_file import read_at
+
 __all__ = ["LOG_LIMIT", "trim_log"]
 
 LOG_LIMIT = 4 * 2**20
@@ -18,7 +20,7 @@ def trim_log(descriptor: int = 1, limit: int = LOG_LIMIT) -> bool:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_size <= limit:
         return False
-    kept = os.pread(descriptor, limit // 2, max(0, status.st_size - limit // 2))
+    kept = read_at(descriptor, limit // 2, max(0, status.st_size - limit // 2))
     start = kept.find(b"\n") + 1
     os.ftruncate(descriptor, 0)
     os.write(descriptor, b"[earlier lines were dropped]\n" + kept[start:])

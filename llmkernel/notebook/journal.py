@@ -1,7 +1,6 @@
 """Journal: finished answers in a file of the user's own, for when the page or the kernel that asked is gone (D7)."""
 
 import contextlib
-import fcntl
 import json
 import os
 import time
@@ -12,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from llmkernel.logger import init_logger
 from llmkernel.notebook.final_bundle import final_bundle
+from llmkernel.protocol.file_lock import take_behind
+from llmkernel.protocol.private_file import open_private, read_at
 
 if TYPE_CHECKING:
     from llmkernel.notebook.generation import Generation
@@ -91,7 +92,7 @@ class Journal:
             raise ValueError(f"an answer of {len(line)} bytes is too long")
         with self._locked() as file:
             size = file.seek(0, os.SEEK_END)
-            if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+            if size and read_at(file.fileno(), 1, size - 1) != b"\n":
                 line = b"\n" + line  # whoever wrote last was cut short
             file.write(line + b"\n")
             file.flush()
@@ -104,9 +105,8 @@ class Journal:
         assert self.path is not None
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         while True:
-            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            with open(os.open(self.path, flags, 0o600), "r+b") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
+            with open(open_private(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT), "r+b") as file:
+                take_behind(file.fileno())
                 if _is_at(file.fileno(), self.path):
                     yield file
                     return
@@ -117,7 +117,7 @@ class Journal:
         _, _, kept = file.read().partition(b"\n")
         new = self.path.with_name(f"{self.path.name}.{os.getpid()}")
         try:
-            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as shorter:
+            with open(open_private(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as shorter:
                 shorter.write(kept)
             new.replace(self.path)
         finally:

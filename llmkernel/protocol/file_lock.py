@@ -14,10 +14,11 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["try_share", "try_take"]
+__all__ = ["take_behind", "try_share", "try_take"]
 
 _BYTES = 64
 _FIRST_BYTE = 1
+_BEHIND = 2**31 - 2
 _shares: dict[int, int] = {}  # descriptor -> its byte
 _windows: Any = None  # msvcrt, once it is needed
 
@@ -47,6 +48,17 @@ def try_take(descriptor: int) -> bool:
     if byte is not None and _lock_bytes(descriptor, byte, 1):
         _shares[descriptor] = byte
     return False
+
+
+def take_behind(descriptor: int) -> None:
+    """Have a file with content alone; waits for who has it, OSError after 10 s on Windows. There the lock lies behind
+    the content, 2 GiB from its beginning: others may read what stands in the file.
+    """
+    if fcntl is not None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return
+    os.lseek(descriptor, _BEHIND, os.SEEK_SET)
+    _msvcrt().locking(descriptor, _msvcrt().LK_LOCK, 1)
 
 
 def _flock(descriptor: int, kind: int) -> bool:

@@ -5,6 +5,7 @@ import json
 import os
 from dataclasses import asdict, dataclass, replace
 
+from llmkernel.protocol.private_file import write_private
 from llmkernel.protocol.run_directory import RunDirectory
 
 __all__ = ["CARD_NAME", "RunCard"]
@@ -49,10 +50,3 @@ class RunCard:
             if all(isinstance(number, int) for number in (card.pid, card.owner_pid)):
                 return card
         return None
-
-
-def write_private(path: str | os.PathLike[str], content: bytes) -> None:
-    """Make the file `path` of mode 0600; it must not be there yet."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(content)

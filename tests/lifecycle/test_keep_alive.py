@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import psutil
 import pytest
 
-from llmkernel import LLM, AsyncLLM, EngineArgs, InvalidRequestError, SamplingParams, Session
+from llmkernel import LLM, AsyncLLM, EngineArgs, InvalidRequestError, SamplingParams, Session, cli
 from llmkernel.client.running_engines import running_engines, stop_engine
 from llmkernel.errors import EngineDeadError
 from llmkernel.protocol.control import Attach, EngineStatus
@@ -206,11 +206,17 @@ def test_a_lease_ends(base: Path, tmp_path: Path, busy: bool) -> None:
         wait_for_nothing(engine, base)
 
 
-def test_stop_ends_an_engine_that_nobody_has(base: Path, tmp_path: Path) -> None:
+def test_ps_shows_the_lease_and_stop_ends_it(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with kernel_with(base, tmp_path, LOAD) as kernel:
         kernel.kill()
         wait_for(base, is_kept)
         (engine,) = running_engines(base)
+        monkeypatch.setattr("llmkernel.protocol.run_directory._candidates", lambda: [base])
+        assert cli.main(["ps"]) == 0
+        row = capsys.readouterr().out.splitlines()[1]
+        assert "kept alive for 9:5" in row and row.endswith("gone")
         assert stop_engine(engine) > 0
         wait_for_nothing(engine.pid, base)
         kernel.restart()
@@ -270,8 +276,11 @@ def test_an_extension_that_is_loaded_by_the_configuration(base: Path, tmp_path: 
         run(kernel, ASK, "%llm unload")
 
 
-def test_over_ports_as_over_files(base: Path, tmp_path: Path) -> None:
-    with kernel_with(base, tmp_path, LOAD, LLMKERNEL_TRANSPORT="tcp") as kernel:
+def test_over_ports_and_on_a_poor_system(base: Path, tmp_path: Path) -> None:
+    """Without socket files, pidfds and flock."""
+    places = os.pathsep.join([str(Path("tests/client/poor_system").absolute()), os.getcwd()])
+    with kernel_with(base, tmp_path, LOAD, LLMKERNEL_TRANSPORT="tcp", PYTHONPATH=places) as kernel:
+        assert not kernel.value("hasattr(__import__('os'), 'pidfd_open')")
         engine = kernel.value(PID)
         for way in (kill, restart):
             way(kernel)
