@@ -71,6 +71,7 @@ def test_calls_by_name(run: EngineRun) -> None:
     assert memory["weights"] == run.core.ready.model.weights_bytes
     assert memory["kv_cache"] == run.core.ready.kv_cache_bytes
     assert memory["resident"] > 0 < memory["available"]
+    assert run.core.get_stats()["num_threads"] == 1
     (info,) = run.core.collective_rpc("model_info")
     assert info["architecture"] == "LlamaForCausalLM"
     for name in ("shutdown", "execute_model", "__init__", "_ready"):
