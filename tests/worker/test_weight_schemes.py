@@ -12,6 +12,7 @@ import torch
 from gguf.constants import GGMLQuantizationType as Type
 from torch.nn import functional
 
+from llmkernel.engine.worker.linear import kernel_choice
 from llmkernel.engine.worker.linear.int4_linear import Int4Linear, int4_works, quantize_int4
 from llmkernel.engine.worker.linear.int8_linear import Int8Linear, int8_works
 from llmkernel.engine.worker.linear.linear import Linear, PlainLinear
@@ -176,11 +177,16 @@ def test_the_form_is_chosen_by_rows() -> None:
 
 
 @needs_packing
-def test_dense_weights_take_the_measured_kernel() -> None:
+def test_dense_weights_take_the_measured_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(256, 256).bfloat16()
     linear = DenseScheme().dense(weight, None)
     assert isinstance(linear, PackedLinear | PlainLinear)
     assert distance(linear, weight.float(), None, 3) < 5e-3
+    monkeypatch.setattr(kernel_choice, "multiplies_bfloat16", lambda device: True)
+    monkeypatch.setattr(kernel_choice, "fastest", lambda linears, *_: len(linears) - 1)
+    assert isinstance(DenseScheme().dense(weight, None), PlainLinear)
+    monkeypatch.setattr(kernel_choice, "multiplies_bfloat16", lambda device: False)  # then nothing is measured
+    assert isinstance(DenseScheme().dense(weight, None), PackedLinear)
 
 
 @pytest.mark.parametrize("capability", ["default", "avx2"])

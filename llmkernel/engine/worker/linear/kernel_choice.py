@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from llmkernel.engine.worker.hardware import multiplies_bfloat16
 from llmkernel.engine.worker.linear.linear import Linear, PlainLinear
 from llmkernel.engine.worker.linear.packed_linear import PackedLinear, packing_works
 
@@ -18,9 +19,16 @@ _SECONDS = 0.1
 
 
 def dense_kernel(sample: torch.Tensor) -> MakeLinear:
-    """The constructor to use for weights like `sample` (of the final dtype, on the final device)."""
+    """The constructor to use for weights like `sample` (of the final dtype, on the final device).
+
+    Measured only where the forms give the same bits. Without instructions for bfloat16 they part in the last ones, for
+    some numbers of rows and threads, and are equally fast: a measurement could fall out otherwise at the next load, and
+    the same seed give another text.
+    """
     if sample.device.type != "cpu" or sample.dtype != torch.bfloat16 or not packing_works():
         return PlainLinear
+    if not multiplies_bfloat16(sample.device):
+        return PackedLinear
     kernels: list[MakeLinear] = [PackedLinear, PlainLinear]
     return kernels[fastest([kernel(sample, None) for kernel in kernels], sample.shape[1], sample.dtype)]
 
