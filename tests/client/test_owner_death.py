@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.client.fake_engine import run_directories, wait_gone
+from tests.lifecycle.test_kernel_death import wait_for
 
 GONE = 2.0
 """Seconds in which the engine must be gone."""
@@ -83,6 +84,15 @@ def test_sigkill_of_the_owner_right_after_the_start(owners: list[Owner], base: P
     owners.append(owner := Owner("sync"))
     owner.popen.kill()
     wait_gone(owner.engine, GONE)
+
+
+def test_sigkill_of_the_owner_while_tokens_come(owners: list[Owner], base: Path) -> None:
+    owners.append(owner := Owner("stepping", "fake:step_ms=200"))
+    owner.wait_for("waiting")
+    wait_for(base, lambda status: status.running == 1 and status.step_counter > 2)
+    owner.popen.kill()
+    wait_gone(owner.engine, GONE)
+    assert run_directories(base) == []
 
 
 def test_sigkill_of_the_owner_during_a_step_of_30_seconds(owners: list[Owner], base: Path) -> None:
