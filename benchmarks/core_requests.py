@@ -2,11 +2,24 @@
 
 import time
 
-from benchmarks.decode import greedy, random_prompts
+import numpy as np
+
 from llmkernel.engine.core import EngineCore
 from llmkernel.protocol.requests import EngineCoreRequest
+from llmkernel.protocol.sampling_params import RequestOutputKind, SamplingParams
 
-__all__ = ["add_requests"]
+__all__ = ["add_requests", "greedy", "random_prompts"]
+
+
+def random_prompts(batch: int, context: int, vocab_size: int) -> list[list[int]]:
+    """Prompts without a common prefix; the same ones in every run."""
+    rng = np.random.default_rng(batch)
+    return rng.integers(1000, vocab_size, (batch, context)).tolist()
+
+
+def greedy(tokens: int) -> SamplingParams:
+    """Exactly `tokens` tokens."""
+    return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY)
 
 
 def add_requests(core: EngineCore, batch: int, context: int, tokens: int) -> None:

@@ -17,12 +17,10 @@ import statistics
 import time
 from typing import Any
 
-import numpy as np
-
+from benchmarks.core_requests import add_requests, random_prompts
 from llmkernel.config import EngineArgs
 from llmkernel.engine.core import EngineCore
 from llmkernel.engine.executor import UniProcExecutor
-from llmkernel.protocol.requests import EngineCoreRequest
 from llmkernel.protocol.sampling_params import RequestOutputKind, SamplingParams
 
 
@@ -80,17 +78,6 @@ def parse_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def random_prompts(batch: int, context: int, vocab_size: int) -> list[list[int]]:
-    """Prompts without a common prefix; the same ones in every run."""
-    rng = np.random.default_rng(batch)
-    return rng.integers(1000, vocab_size, (batch, context)).tolist()
-
-
-def greedy(tokens: int) -> SamplingParams:
-    """Exactly `tokens` tokens."""
-    return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY)
-
-
 def summary(batch: int, steps: list[float]) -> dict[str, float]:
     """Figures of one batch size from the seconds of its steps."""
     median = statistics.median(steps)
@@ -104,20 +91,7 @@ def summary(batch: int, steps: list[float]) -> dict[str, float]:
 
 def measure_core(core: EngineCore, batch: int, context: int, tokens: int) -> dict[str, float]:
     """EngineCore.step() alone: schedule, forward, sample, update."""
-    prompts = random_prompts(batch, context, core.ready.model.vocab_size)
-    for index, prompt in enumerate(prompts):
-        request = EngineCoreRequest(
-            request_id=f"{batch}-{index}",
-            prompt_token_ids=prompt,
-            mm_features=None,
-            sampling_params=greedy(tokens + 64),
-            pooling_params=None,
-            arrival_time=time.time(),
-            lora_request=None,
-            cache_salt=None,
-            data_parallel_rank=None,
-        )
-        core.add_request(core.preprocess_add_request(request))
+    add_requests(core, batch, context, tokens + 64)
     steps: list[float] = []
     while len(steps) < tokens + 2:
         started = time.perf_counter()
