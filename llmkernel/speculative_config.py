@@ -27,7 +27,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     method: str = "ngram"
     num_speculative_tokens: int = 5
-    prompt_lookup_max: int = 4
+    prompt_lookup_max: int = 5
     prompt_lookup_min: int = 2
     disable_by_batch_size: int = 8
 
@@ -87,7 +87,7 @@ def _lookup(options: dict[str, Any]) -> dict[str, Any]:
     if longest is not None and shortest is None:
         return options | {"prompt_lookup_min": min(2, longest)}
     if shortest is not None and longest is None:
-        return options | {"prompt_lookup_max": max(4, shortest)}
+        return options | {"prompt_lookup_max": max(5, shortest)}
     return options
 
 

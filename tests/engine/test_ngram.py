@@ -55,7 +55,7 @@ def test_a_text_that_grows_is_looked_up_as_a_whole(parts: list[list[int]]) -> No
     token_ids: list[int] = []
     for part in parts:
         token_ids += part
-        assert drafting.propose(token_ids, 9) == by_hand(token_ids, 1, 4, 2)
+        assert drafting.propose(token_ids, 9) == by_hand(token_ids, 1, 5, 2)
         assert drafting.propose(token_ids, 0) == []
 
 

@@ -176,6 +176,24 @@ def test_a_large_batch_gets_none() -> None:
     assert len(busy) > 20 and not any(step.scheduled_spec_decode_tokens for step in busy)
 
 
+def test_drafts_that_promise_little_make_nobody_wait() -> None:
+    engine = drafting()
+    engine.add("copies", PROMPT, max_tokens=100)
+    while not engine.executor.steps or not engine.last_step.scheduled_spec_decode_tokens:
+        engine.step()
+    for number in range(3):
+        engine.add(f"new{number}", [50 + number], max_tokens=4)
+    engine.step()
+    drafted = []
+    for average in (0.7, 0.8):  # for three others, three quarters of a token are due
+        engine.core.scheduler.requests["copies"].drafting.pace.average = average
+        engine.step()
+        drafted.append(list(engine.last_step.scheduled_spec_decode_tokens))
+    assert drafted == [[], ["copies"]]
+    engine.run()
+    assert engine.tokens("copies") == reference_answer(PROMPT, max_tokens=100, letters=3)[0]
+
+
 def test_an_abort_and_a_preemption_forget_drafts() -> None:
     engine = drafting()
     engine.add("a", PROMPT, max_tokens=100)

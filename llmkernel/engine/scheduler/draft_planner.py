@@ -11,6 +11,12 @@ from llmkernel.speculative_config import SpeculativeConfig
 
 __all__ = ["DraftPlanner"]
 
+LEAST_PROMISE = 0.25
+"""Tokens that the drafts of a step must promise for each further request in it, which waits while they are computed.
+
+Measured on two cores: a step of four or eight requests takes 5 to 25 % longer as soon as one of them has a draft.
+"""
+
 
 class DraftPlanner:
     """Drafts take what a planned step leaves of its budget and of the free blocks: they make nobody wait.
@@ -29,11 +35,13 @@ class DraftPlanner:
         """Add drafts to the plan, whose requests have their own tokens in it."""
         if num_running > self._config.disable_by_batch_size:
             return
-        for request in plan.decoding():
-            drafts = self._propose(request, plan.budget)
-            if not drafts:
-                continue
-            block_ids = self._kv_cache.allocate_slots(request, 1 + len(drafts))
+        decoding = plan.decoding()
+        offers = [(request, drafts) for request in decoding if (drafts := self._propose(request))]
+        if sum(_promise(request, drafts) for request, drafts in offers) < LEAST_PROMISE * (len(decoding) - 1):
+            return
+        for request, drafts in offers:
+            drafts = drafts[: plan.budget]
+            block_ids = self._kv_cache.allocate_slots(request, 1 + len(drafts)) if drafts else None
             if block_ids is not None:
                 plan.add_drafts(request, drafts, block_ids)
 
@@ -49,12 +57,17 @@ class DraftPlanner:
         """The totals until now."""
         return msgspec.structs.replace(self._totals)
 
-    def _propose(self, request: Request, budget: int) -> list[int]:
+    def _propose(self, request: Request) -> list[int]:
         """Never more than could be taken beside the one token that comes anyway."""
-        room = min(budget, self._max_model_len - request.num_tokens - 1)
+        room = self._max_model_len - request.num_tokens - 1
         if request.max_tokens is not None:
             room = min(room, request.max_tokens - request.num_output_tokens - 1)
         if request.drafting is None:
             request.drafting = Drafting(self._config)
         drafts = request.drafting.propose(request.all_token_ids, room)
         return request.structured.allowed_drafts(drafts) if request.structured is not None else drafts
+
+
+def _promise(request: Request, drafts: list[int]) -> float:
+    """Of these drafts so many will be accepted, if it goes on as it went."""
+    return 0.0 if request.drafting is None else min(request.drafting.pace.average, len(drafts))
