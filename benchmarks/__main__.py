@@ -22,6 +22,7 @@ RUNS = {
     "sampler": [],
     "idle": [],
     "busy_machine": [],
+    "speculation": ["--batches", "1,4"],
 }
 """Benchmark -> its arguments."""
 
