@@ -26,9 +26,9 @@ class KernelLife:
     def start(self, on_shutdown: Callable[[], None]) -> None:
         """on_shutdown: called, on the kernel's control thread, when it is asked to end for good."""
         kernel = self._kernel()
-        if kernel is None:
+        shut_down = getattr(kernel, "do_shutdown", None)
+        if kernel is None or shut_down is None:  # a kernel of another kind tells nothing: its ends are taken as final
             return
-        shut_down = kernel.do_shutdown
 
         def do_shutdown(restart: bool) -> Any:
             self.restarting = restart
@@ -50,4 +50,4 @@ def _identity(kernel: Any) -> str:
     if not name:
         return ""
     key = getattr(getattr(kernel, "session", None), "key", b"")
-    return hashlib.blake2s(name.encode() + b"\0" + bytes(key), digest_size=16).hexdigest()
+    return hashlib.blake2s(f"{name} {key!r}".encode(), digest_size=16).hexdigest()

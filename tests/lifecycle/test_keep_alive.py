@@ -13,6 +13,7 @@ import pytest
 
 from llmkernel import LLM, AsyncLLM, EngineArgs, InvalidRequestError, SamplingParams, Session, cli
 from llmkernel.client.running_engines import running_engines, stop_engine
+from llmkernel.engine.ownership import ALARM_GRACE
 from llmkernel.errors import EngineDeadError
 from llmkernel.protocol.control import Attach, EngineStatus
 from tests.client.fake_engine import wait_gone
@@ -118,6 +119,9 @@ def test_a_kernel_finds_its_engine_again_however_it_was_restarted(base: Path, tm
             assert kernel.value(PID) == engine
             assert status(base).owner_pid == kernel.pid and not is_kept(status(base))
             assert "re-attached, lease 10m" in kernel.run("%llm status").stdout
+        cell = kernel.run("%llm load fake: --name other --keep-alive banana")
+        assert (cell.ename, len(cell.traceback.splitlines())) == ("InvalidRequestError", 1), cell.traceback
+        assert "keep_alive = 'banana' is not a time" in cell.evalue
         run(kernel, "%llm unload")
         wait_for_nothing(engine, base)
 
@@ -204,6 +208,24 @@ def test_a_lease_ends(base: Path, tmp_path: Path, busy: bool) -> None:
         waited = wait_gone(engine, 1.5 + GONE)
         assert waited > 1.0
         wait_for_nothing(engine, base)
+
+
+@pytest.mark.slow
+def test_the_system_ends_an_engine_that_cannot_end_its_lease(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No Python code can run in it any more."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(base))
+    executor = "tests.client.broken_executor:GilHoldingExecutor"
+    load = f"await Session.current.load('fake:', name='fake', executor_class='{executor}', keep_alive=3)"
+    with kernel_with(base, tmp_path, load, PYTHONPATH=os.getcwd()) as kernel:
+        engine = kernel.value(PID)
+        with LLM(engine=engine) as guest:
+            kernel.kill()
+            wait_for(base, is_kept)
+            with pytest.raises(EngineDeadError):
+                guest.generate("x")
+        wait_gone(engine, 3 + ALARM_GRACE + GONE)
 
 
 def test_ps_shows_the_lease_and_stop_ends_it(
