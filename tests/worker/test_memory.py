@@ -57,6 +57,15 @@ def test_a_length_that_was_asked_for_may_take_more_than_a_quarter() -> None:
         plan(available=5 * GIB + WORKING_SET, weights=GIB, row=MIB, max_model_len=5000)
 
 
+def test_what_the_load_takes_beside_the_weights_must_fit_and_is_the_pools_afterwards() -> None:
+    args = EngineArgs.from_options("m", max_model_len=100)
+    asked = {"name": "m", "max_position": 8192, "bytes_per_token": 1024, "weights": GIB, "load_copies": GIB}
+    enough = 2 * GIB + WORKING_SET
+    assert plan_kv_cache(args, available=enough, **asked) == plan(available=enough, max_model_len=100)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match=r"need 1\.0 GiB, 1\.0 GiB while they are packed, and 256"):
+        plan_kv_cache(args, available=enough - 1, **asked)  # type: ignore[arg-type]
+
+
 def test_a_pool_of_a_given_size() -> None:
     made = plan(kv_cache_memory="1MiB", block_size=16)
     assert made.num_blocks == 64

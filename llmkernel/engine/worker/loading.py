@@ -62,7 +62,7 @@ def load(files: ModelFiles, args: EngineArgs, report: ReportProgress) -> ReadyMo
     tokenizer = read_tokenizer_facts(files, args)
     report("weights", 0, 0, files.name)
     memory = _Memory(files.name, way.limit, args, machine)
-    memory.plan(way.row_size, way.weights_estimate)
+    memory.plan(way.row_size, way.weights_estimate, way.load_copies)
     loaded = way.load(report)
     report("kv cache", 0, 0, "")
     layers = list(loaded.layers.values())
@@ -135,7 +135,7 @@ class _Memory:
         self._item = machine.dtype.itemsize
         self._free = machine.free_memory()
 
-    def plan(self, row_size: int, weights: int) -> KVPlan:
+    def plan(self, row_size: int, weights: int, load_copies: int = 0) -> KVPlan:
         return plan_kv_cache(
             self._args,
             name=self._name,
@@ -143,6 +143,7 @@ class _Memory:
             bytes_per_token=row_size * self._item,
             weights=weights,
             available=self._free,
+            load_copies=load_copies,
         )
 
 

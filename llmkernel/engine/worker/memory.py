@@ -104,9 +104,20 @@ def weights_need(files: Iterable[Path], item_bytes: int) -> int:
 
 
 def plan_kv_cache(
-    args: EngineArgs, *, name: str, max_position: int, bytes_per_token: int, weights: int, available: int
+    args: EngineArgs,
+    *,
+    name: str,
+    max_position: int,
+    bytes_per_token: int,
+    weights: int,
+    available: int,
+    load_copies: int = 0,
 ) -> KVPlan:
-    """Size the KV pool. `weights`: bytes still to be loaded; `available`: before that. Refuses what does not fit."""
+    """Size the KV pool. Refuses what does not fit.
+
+    weights: bytes still to be loaded. load_copies: what that takes beside them, gone again before there is a pool.
+    available: before all that.
+    """
     if args.max_model_len is not None and args.max_model_len > max_position:
         raise InvalidRequestError(
             f"max_model_len = {args.max_model_len}, but {name} knows positions up to {max_position}; "
@@ -114,7 +125,7 @@ def plan_kv_cache(
             parameter="max_model_len",
             value=args.max_model_len,
         )
-    _check_weights_fit(args, name, weights, available)
+    _check_weights_fit(args, name, weights, load_copies, available)
     length = args.max_model_len or max_position
     block_size = args.block_size or min(BLOCK_SIZE, length)
     block_bytes = block_size * bytes_per_token
@@ -138,12 +149,13 @@ def plan_kv_cache(
     return KVPlan(num_blocks, block_size, min(length, holds), num_bytes, dense_bytes, note)
 
 
-def _check_weights_fit(args: EngineArgs, name: str, need: int, available: int) -> None:
-    """Refuse weights that do not fit beside a working set."""
-    if need + WORKING_SET > available:
+def _check_weights_fit(args: EngineArgs, name: str, need: int, load_copies: int, available: int) -> None:
+    """Refuse weights that do not fit beside a working set, and beside what their load takes."""
+    if need + load_copies + WORKING_SET > available:
         smaller = ", or dtype='bfloat16'" if args.dtype == "float32" else ""
+        packing = f", {format_bytes(load_copies)} while they are packed," if load_copies else ""
         raise InvalidRequestError(
-            f"The weights of {name} need {format_bytes(need)} and {format_bytes(WORKING_SET)} to work with; "
+            f"The weights of {name} need {format_bytes(need)}{packing} and {format_bytes(WORKING_SET)} to work with; "
             f"{format_bytes(available)} of memory are available. Free memory, or choose a smaller model{smaller}.",
             parameter="model",
             value=name,

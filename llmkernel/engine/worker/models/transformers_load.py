@@ -33,6 +33,7 @@ class TransformersLoad:
         self.limit, self.note = context_limit(config)
         self.row_size = cache_row_estimate(config)
         self.weights_estimate = weights_need(weight_files(files.folder), dtype.itemsize)
+        self.load_copies = 0
         self._files = files
         self._args = args
         self._device = device
