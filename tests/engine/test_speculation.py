@@ -176,6 +176,13 @@ def test_a_large_batch_gets_none() -> None:
     assert len(busy) > 20 and not any(step.scheduled_spec_decode_tokens for step in busy)
 
 
+def test_the_logits_of_drafts_have_a_bound() -> None:
+    engine = drafting(speculative=NGRAM | {"num_speculative_tokens": 128}, num_blocks=500)
+    assert answers(engine, max_tokens=300) == expected(max_tokens=300)
+    drafted = [sum(map(len, step.scheduled_spec_decode_tokens.values())) for step in engine.executor.steps]
+    assert 200 < max(drafted) <= 256
+
+
 def test_drafts_that_promise_little_make_nobody_wait() -> None:
     engine = drafting()
     engine.add("copies", PROMPT, max_tokens=100)

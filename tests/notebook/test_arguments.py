@@ -4,7 +4,7 @@ import pytest
 from IPython.core.error import UsageError
 
 from llmkernel.notebook.arguments import help_text, is_awaited_verb, is_background, parse_line, split_words
-from llmkernel.notebook.options import GENERATE
+from llmkernel.notebook.options import GENERATE, LOAD
 
 
 def parse(line: str) -> tuple[dict[str, object], str]:
@@ -31,6 +31,13 @@ def test_options_come_first_and_the_rest_stays_as_it_is() -> None:
 def test_quotes_are_taken_off(typed: str, value: str) -> None:
     assert parse(f"--system {typed}") == ({"system": value}, "")
     assert parse(f"--system={typed} hi")[1] == "hi"
+
+
+def test_settings_of_speculation_are_json_in_quotes() -> None:
+    settings = '{"method": "ngram", "num_speculative_tokens": 3}'
+    for typed, value in (("ngram", "ngram"), (f"'{settings}'", settings)):
+        values, rest = parse_line(f"--speculative {typed} smollm2", LOAD, command="%llm load")
+        assert (values, rest) == ({"speculative": value}, "smollm2")
 
 
 def test_two_dashes_end_the_options() -> None:

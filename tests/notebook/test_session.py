@@ -1,6 +1,7 @@
 """Session and Generation without a notebook: a script's event loop and a fake engine."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 
 import pytest
@@ -9,6 +10,7 @@ from llmkernel.engine.fake_executor import fake_answer
 from llmkernel.errors import EngineDeadError, EngineStartupError, InvalidRequestError
 from llmkernel.notebook.generation import Generation
 from llmkernel.notebook.session import Session
+from llmkernel.notebook.status_text import status_text
 
 FAKE = "fake:step_ms=2,fail_token=33,max_model_len=512"
 
@@ -204,3 +206,14 @@ async def test_only_the_newest_generations_are_remembered(session: Session) -> N
     assert len(session.generations) == 64 and session.generation().id == made[-1].id
     with pytest.raises(InvalidRequestError, match="No generation is called 'g1'"):
         session.generation("g1")
+
+
+async def test_status_tells_what_became_of_drafts() -> None:
+    with Session() as session:
+        await session.load("fake:letters=3", name="fake", speculative="ngram")
+        await session.generate("one two", raw=True, max_tokens=4)
+        assert "speculation: no drafts yet" in status_text(session)
+        await session.generate("one two", raw=True, max_tokens=80)
+        assert re.search(r"speculation: \d+% of \d+ drafted tokens accepted", status_text(session))
+        with pytest.raises(InvalidRequestError, match="speculative: 'engram' is no method; use 'ngram'"):
+            session.load("fake:", name="other", speculative="engram")
