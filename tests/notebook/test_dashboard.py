@@ -9,7 +9,9 @@ import pytest
 from llmkernel.llm.stats import IterationStats, PromptTokenStats
 from llmkernel.notebook.widgets.engine_history import EngineHistory
 from llmkernel.protocol.stats import PrefixCacheStats, SchedulerStats
-from tests.notebook.kernel import Kernel, running_kernel
+from tests.notebook.kernel import Cell, Kernel, running_kernel
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def test_history_turns_counts_into_rates_over_the_time_between_two_samples() -> None:
@@ -38,9 +40,13 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 
 def dashboard_comm(kernel: Kernel) -> str:
     """Open the dashboard; the id of its comm."""
-    cell = kernel.run_in_page("%llm dashboard")
-    (shown,) = (one for one in cell.displays if "application/vnd.jupyter.widget-view+json" in one["data"])
-    return str(shown["data"]["application/vnd.jupyter.widget-view+json"]["model_id"])
+    return widget_comm(kernel.run_in_page("%llm dashboard"))
+
+
+def widget_comm(cell: Cell) -> str:
+    """The id of the comm of the widget that the cell showed first."""
+    shown = next(one for one in cell.of_type("display_data") if WIDGET in one["data"])
+    return str(shown["data"][WIDGET]["model_id"])
 
 
 def say(kernel: Kernel, comm: str, **content: Any) -> str:
@@ -78,6 +84,18 @@ def test_a_dashboard_tells_samples_rows_and_the_way_of_a_request(kernel: Kernel)
     assert names[:5] == ["submitted", "ADD sent", "received", "queued", "scheduled"] and names[-1] == "finished"
     times = [hop["at"] for hop in way["hops"]]
     assert times == sorted(times) and 0 < times[-1] < 10
+
+
+@pytest.mark.row("A-147")
+def test_a_page_tells_when_the_first_text_was_on_its_screen(kernel: Kernel) -> None:
+    comm = widget_comm(kernel.run_in_page("%generate --max-tokens 5 -o seen hello"))
+    assert "on screen" not in kernel.run("%llm trace").stdout
+    say(kernel, comm, t="shown", rows=[0, 7])
+    kernel.run("moment = seen.outputs[0].metrics.way.on_screen")
+    assert "page    on screen" in kernel.run("%llm trace").stdout
+    say(kernel, comm, t="shown", rows=[0])
+    kernel.run("later = seen.outputs[0].metrics.way.on_screen")
+    assert kernel.value("moment == later > seen.outputs[0].metrics.way.decoded"), "the first page says when"
 
 
 def test_a_new_request_shows_up_in_a_later_frame(kernel: Kernel) -> None:
