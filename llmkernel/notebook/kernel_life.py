@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from llmkernel.client.keep_alive import KeepAlive
+
 __all__ = ["KernelLife"]
 
 
@@ -22,6 +24,10 @@ class KernelLife:
         self._kernel = weakref.ref(kernel) if kernel is not None else lambda: None  # clients hold us, to ask us
         self.identity = _identity(kernel)
         self.restarting = False
+
+    def keep(self, name: str, *, auto_restart: bool) -> KeepAlive | None:
+        """For an engine of this kernel that is to be kept alive; None where there is no kernel."""
+        return KeepAlive(self.identity, name, auto_restart, lambda: self.restarting) if self.identity else None
 
     def start(self, on_shutdown: Callable[[], None]) -> None:
         """on_shutdown: called, on the kernel's control thread, when it is asked to end for good."""

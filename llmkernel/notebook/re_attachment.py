@@ -3,9 +3,11 @@
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from llmkernel.errors import LLMKernelError
 from llmkernel.notebook.kernel_life import KernelLife
 from llmkernel.notebook.live_output import LiveOutput
 from llmkernel.notebook.load_line import load_line
+from llmkernel.notebook.plain_text import clean_text
 from llmkernel.notebook.session import Session
 
 if TYPE_CHECKING:
@@ -38,7 +40,14 @@ def _adopt(shell: Any, session: Session, life: KernelLife) -> None:
     from llmkernel.client.kept_engines import kept_engines  # lazy: %load_ext need not wait for the wire's messages
 
     for kept in kept_engines(life.identity):
-        _show(shell, session.adopt(kept))
+        keep = life.keep(kept.card.name, auto_restart=kept.card.auto_restart)
+        assert keep is not None  # it has an identity
+        try:
+            slot = session.adopt(kept, keep)
+        except LLMKernelError as error:
+            print(f"{keep.name} was kept alive, and cannot be re-attached: {clean_text(str(error))}")  # noqa: T201
+        else:
+            _show(shell, slot)
 
 
 def _show(shell: Any, slot: "ModelSlot") -> None:

@@ -124,26 +124,22 @@ class Session:
             from llmkernel.notebook.model_slot import ModelSlot
 
             restarts = self.auto_restart if auto_restart is None else auto_restart
-            keep = self._keep(name, auto_restart=restarts) if args.keep_alive is not None else None
+            keep = self.life.keep(name, auto_restart=restarts) if self.life and args.keep_alive is not None else None
             slot = ModelSlot(name, args, executor_class, auto_restart=restarts, keep=keep)
             self._add(slot)
         self.default = name
         return slot
 
-    def adopt(self, kept: "KeptEngine") -> "ModelSlot":
-        """Take up an engine that this kernel has left when it was restarted or died; the slot it has from now on."""
+    def adopt(self, kept: "KeptEngine", keep: "KeepAlive") -> "ModelSlot":
+        """Take up an engine that this kernel has left when it was restarted or died; the slot it has from now on.
+
+        keep: with the name that it had. EngineDeadError if it has just ended.
+        """
         from llmkernel.notebook.model_slot import ModelSlot  # lazy: see start_load
 
-        card, init = kept.card, kept.init
-        keep = self._keep(card.name, auto_restart=card.auto_restart)
-        slot = ModelSlot(
-            card.name,
-            init.engine_args,
-            init.executor_class,
-            auto_restart=card.auto_restart,
-            engine=kept.engine,
-            keep=keep,
-        )
+        args, executor_class = kept.init.engine_args, kept.init.executor_class
+        restarts = keep.auto_restart
+        slot = ModelSlot(keep.name, args, executor_class, auto_restart=restarts, engine=kept.engine, keep=keep)
         self._add(slot)
         self.default = slot.name
         return slot
@@ -156,14 +152,6 @@ class Session:
     def _add(self, slot: "ModelSlot") -> None:
         self.models[slot.name] = slot
         slot.listeners.append(lambda: self._forget_failed(slot))
-
-    def _keep(self, name: str, *, auto_restart: bool) -> "KeepAlive | None":
-        from llmkernel.client.keep_alive import KeepAlive  # lazy: see start_load
-
-        life = self.life
-        if life is None or not life.identity:
-            return None
-        return KeepAlive(life.identity, name, auto_restart, lambda: life.restarting)
 
     def unload(self, *names: str) -> Work:
         """End engines (without a name the only one); await the result for the bytes given back, by name."""
