@@ -18,7 +18,10 @@ class AttentionSpan(Protocol):
     def attend(
         self, layer: LayerSpec, query: torch.Tensor, rows: torch.Tensor, sinks: torch.Tensor | None
     ) -> torch.Tensor:
-        """Of the whole step: query [T, H, D], rows [T, row_size] (keys, then values) -> [its rows, H, Dv]."""
+        """Of the whole step: query [T, H, D], of rows' dtype or float32; rows [T, row_size] (keys, then values).
+
+        Returns [its rows, H, Dv], as rows.
+        """
         ...
 
 
@@ -33,8 +36,10 @@ class DenseSpan:
     def attend(
         self, layer: LayerSpec, query: torch.Tensor, rows: torch.Tensor, sinks: torch.Tensor | None
     ) -> torch.Tensor:
-        here = slice(self.start, self.start + self.rows)
-        return self.group.attend(layer, query[here], rows[here], sinks)
+        if self.rows != query.shape[0]:
+            here = slice(self.start, self.start + self.rows)
+            query, rows = query[here], rows[here]
+        return self.group.attend(layer, query, rows, sinks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +64,7 @@ class GatheredSpan:
     ) -> torch.Tensor:
         keys, values = self.store.gather(layer.index, self.places)
         keys, values = keys[:, :, : self.length], values[:, :, : self.length]
-        part = query[self.start : self.start + self.rows]
+        part = query[self.start : self.start + self.rows].to(rows.dtype)
         if self.requests > 1:  # one token of each: requests are the batch
             return attend(part[:, :, None], keys, values, layer, self.mask, sinks=sinks)[:, :, 0]
         part = part.transpose(0, 1)[None]
@@ -84,6 +89,6 @@ class ShortChunksSpan:
         self, layer: LayerSpec, query: torch.Tensor, rows: torch.Tensor, sinks: torch.Tensor | None
     ) -> torch.Tensor:
         keys, values = self.store.gather(layer.index, self.places)
-        part = query.index_select(0, self.padded).unflatten(0, (len(keys), -1)).transpose(1, 2)
+        part = query.index_select(0, self.padded).to(rows.dtype).unflatten(0, (len(keys), -1)).transpose(1, 2)
         out = attend(part, keys, values, layer, self.mask, sinks=sinks).transpose(1, 2).flatten(0, 1)
         return out if self.kept is None else out.index_select(0, self.kept)

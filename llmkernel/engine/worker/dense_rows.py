@@ -16,7 +16,7 @@ from llmkernel.engine.worker.scheduled_tokens import ScheduledTokens
 
 __all__ = ["DenseGroup", "DenseRows"]
 
-_SINGLE_PRECISION = 512
+_SINGLE_PRECISION = 1024
 """Keys of a group up to which float32 products are the faster ones: those in bfloat16 take 10 us to start."""
 
 Owners = tuple[Hashable, ...]
@@ -69,8 +69,8 @@ class DenseRows:
         keys = len(sequences) * blocks * size
         dtype = torch.float32 if keys <= _SINGLE_PRECISION else self._dtype
         num_bytes = sum(layer.row_size for layer in layers) * keys * dtype.itemsize
-        others = sum(group.num_bytes for group in self._next.values() if group is not None)
-        if others + num_bytes > self._max_bytes:
+        others = {owners: group for owners, group in self._kept.items() if owners not in self._next} | self._next
+        if num_bytes + sum(group.num_bytes for group in others.values() if group is not None) > self._max_bytes:
             return None
         table = np.zeros((len(sequences), blocks), dtype=np.int64)
         for row, sequence in enumerate(sequences):
@@ -115,21 +115,21 @@ class DenseGroup:
     def attend(
         self, layer: LayerSpec, query: torch.Tensor, rows: torch.Tensor, sinks: torch.Tensor | None
     ) -> torch.Tensor:
-        """query [R, H, D], rows [R, row_size] of this step -> [R, H, Dv], of the query's dtype."""
+        """query [R, H, D], rows [R, row_size] of this step -> [R, H, Dv], of rows' dtype."""
         kept = self._layers.get(layer.index)
         if kept is None:
             kept = self._copy(layer)
         else:
             self._append(layer, kept[0], rows)
         _, keys, values = kept
-        asked = query.to(self._dtype)
+        query = query.to(self._dtype)
         if layer.softcap is None and sinks is None:
-            out = attend_products(asked, keys, values, layer, self._mask_of(layer))
+            out = attend_products(query, keys, values, layer, self._mask_of(layer))
         else:
-            shape = (len(query), layer.num_kv_heads, self._capacity, -1)
+            shape = (query.shape[0], layer.num_kv_heads, self._capacity, -1)
             mask = self._mask[:, None, None]
-            out = attend(asked[:, :, None], keys.view(shape), values.view(shape), layer, mask, sinks=sinks)[:, :, 0]
-        return out.to(query.dtype)
+            out = attend(query[:, :, None], keys.view(shape), values.view(shape), layer, mask, sinks=sinks)[:, :, 0]
+        return out.to(rows.dtype)
 
     def _copy(self, layer: LayerSpec) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         both = self._store.copy(layer.index, self._places).to(self._dtype)

@@ -61,7 +61,7 @@ class PagedAttention:
         return self._write_and_attend(self._layers[module], query[0].transpose(0, 1), rows, asked.get("s_aux"))
 
     def attend_rows(self, layer: LayerSpec, query: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """For the fused decoder: query [T, H, D], rows [T, row_size] (keys, then values) -> [T, H, Dv]."""
+        """For the fused decoder, see its AttendsRows."""
         return self._write_and_attend(layer, query, rows, None)
 
     def _write_and_attend(

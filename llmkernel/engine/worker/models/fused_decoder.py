@@ -22,7 +22,7 @@ class AttendsRows(Protocol):
     """The attention of a step, for a decoder that has its keys and values side by side (PagedAttention)."""
 
     def attend_rows(self, layer: LayerSpec, query: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """query [T, H, D], rows [T, row_size] (keys, then values) -> [T, H, Dv]."""
+        """query [T, H, D], of rows' dtype or float32; rows [T, row_size] (keys, then values) -> [T, H, Dv], as rows."""
         ...
 
 
@@ -129,13 +129,15 @@ class FusedDecoder:
     ) -> torch.Tensor:
         spec = layer.attention
         joined = layer.qkv(layer.input_norm(hidden))
-        turned = (spec.num_heads + spec.num_kv_heads) * spec.key_size
-        heads = joined[:, :turned].unflatten(1, (-1, spec.key_size))
+        tokens, queries = joined.shape[0], spec.num_heads * spec.key_size
+        turned = queries + spec.num_kv_heads * spec.key_size
+        heads = joined[:, :turned].view(tokens, -1, spec.key_size)
         if layer.head_norms is not None:
             layer.head_norms.apply_(heads)
-        self._rotary.turn_(heads, rotation)
-        rows = joined[:, spec.num_heads * spec.key_size :]
-        return context.attend_rows(spec, heads[:, : spec.num_heads], rows).flatten(1)
+        wide = self._rotary.turn(heads, rotation)
+        if wide is not heads:
+            joined[:, queries:turned].view(tokens, -1, spec.key_size).copy_(wide[:, spec.num_heads :])
+        return context.attend_rows(spec, wide[:, : spec.num_heads], joined[:, queries:]).reshape(tokens, -1)
 
     def _mlp(self, layer: DecoderLayer, hidden: torch.Tensor) -> torch.Tensor:
         gate, up = layer.gate_up(layer.mlp_norm(hidden)).chunk(2, -1)

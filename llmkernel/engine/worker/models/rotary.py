@@ -41,13 +41,12 @@ class Rotary:
         angles = positions.float()[:, None, None] * self._frequencies
         return torch.polar(self._factor.expand_as(angles), angles)
 
-    def turn_(self, heads: torch.Tensor, rotation: torch.Tensor) -> None:
-        """Turn heads [T, n, D] in place, by rotation [T, 1, size / 2]; the rest of D stays."""
-        part = heads[..., : self.size]
-        wide = part if part.dtype == torch.float32 else part.float()
-        torch.view_as_complex(wide.unflatten(-1, (-1, 2))).mul_(rotation)
-        if wide is not part:
-            part.copy_(wide)
+    def turn(self, heads: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+        """Heads [T, n, D], turned by rotation [T, 1, size / 2], in float32: in place if they are; the rest of D stays."""
+        wide = heads if heads.dtype == torch.float32 else heads.float()
+        part = wide if self.size == wide.shape[2] else wide[..., : self.size]
+        torch.view_as_complex(part.view(*part.shape[:2], -1, 2)).mul_(rotation)
+        return wide
 
 
 def interleaved(head_dim: int, rotary: int) -> torch.Tensor:
