@@ -48,7 +48,7 @@ def test_two_hundred_streams(open_notebook: OpenNotebook, front_end: str) -> Non
 
 
 def test_fifty_streams_beside_a_dashboard(open_notebook: OpenNotebook) -> None:
-    streams, tokens = 50, 120
+    streams, tokens = 50, 160
     notebook = open_notebook(*load_cells(streams), "%llm dashboard", stream_cell(streams, tokens))
     notebook.page.set_viewport_size({"width": 1200, "height": 1800})
     wire = Wire(notebook)

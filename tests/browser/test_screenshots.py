@@ -39,7 +39,7 @@ def test_pictures(open_notebook: OpenNotebook, screenshot: Callable[[NotebookPag
         for theme in THEMES:
             notebook.theme(f"JupyterLab {theme}")
             view.evaluate("element => element.scrollIntoView({block: 'center'})")
-            notebook.page.wait_for_timeout(1000)  # let there be something to see
+            notebook.page.wait_for_timeout(600)  # let there be something to see
             taken = screenshot(notebook, f"{name}-{theme.lower()}")
             assert taken.stat().st_size > 10_000
         notebook.page.locator(".llmk-button[aria-label^='Stop']:visible").first.click()
