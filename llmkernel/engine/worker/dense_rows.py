@@ -1,8 +1,9 @@
 """DenseRows: the keys and values of running decodes side by side, kept from one step to the next.
 
 The pool is the truth; what is gathered from it for a group of decodes is the same in the next step but for one token
-each. So the gather of a group that lasts is kept, and each step adds its tokens to it, beside the pool, until the group
-changes or outgrows it. It can be dropped at any time. Figures: ARCHITECTURE.md.
+each, or a few with drafts. So the gather of a group that lasts is kept, and each step adds its tokens to it, beside the
+pool, until the group changes or outgrows it; drafts that were rejected are written over. It can be dropped at any time.
+Figures: ARCHITECTURE.md.
 """
 
 from collections.abc import Hashable, Sequence
@@ -12,7 +13,7 @@ import torch
 
 from llmkernel.engine.worker.attention import LayerSpec, attend, attend_products
 from llmkernel.engine.worker.kv_store import KVStore, Places
-from llmkernel.engine.worker.scheduled_tokens import ScheduledTokens
+from llmkernel.engine.worker.scheduled_tokens import Padding, ScheduledTokens
 
 __all__ = ["DenseGroup", "DenseRows"]
 
@@ -40,7 +41,7 @@ class DenseRows:
         return sum(group.num_bytes for group in self._kept.values())
 
     def open(self, sequences: Sequence[ScheduledTokens], layers: Sequence[LayerSpec]) -> "DenseGroup | None":
-        """The kept rows of these decodes (one token each, seen from the first one on), ready for their tokens.
+        """The kept rows of these decodes (which see the first token of their text), ready for their tokens.
 
         None where they are not worth it: a group is kept from the second step on that it runs in.
         """
@@ -48,7 +49,8 @@ class DenseRows:
         if None in owners or not self._max_bytes:
             return None
         self._next[owners] = None
-        if self._seen.get(owners) != [sequence.num_computed for sequence in sequences]:
+        seen = self._seen.get(owners)
+        if seen is None or any(one.num_computed > context for one, context in zip(sequences, seen, strict=True)):
             return None
         group = self._kept.get(owners)
         if group is None or not group.begin_step(sequences):
@@ -77,18 +79,24 @@ class DenseRows:
             used = sequence.block_ids[: -(-sequence.context // size)]
             table[row, : len(used)] = used
         places = self._store.places(torch.from_numpy(table))
-        return DenseGroup(self._store, places, [one.context for one in sequences], blocks * size, dtype, num_bytes)
+        return DenseGroup(self._store, places, sequences, blocks * size, dtype, num_bytes)
 
 
 class DenseGroup:
     """Some decodes. In its first step each layer is copied from the pool, which has the step's tokens by then; in later
     ones it takes the tokens of the step.
 
-    capacity: tokens per request. The mask hides what lies behind the end of each.
+    capacity: tokens per request. The mask [R, tokens, capacity] hides from each token what lies behind it.
     """
 
     def __init__(
-        self, store: KVStore, places: Places, contexts: list[int], capacity: int, dtype: torch.dtype, num_bytes: int
+        self,
+        store: KVStore,
+        places: Places,
+        sequences: Sequence[ScheduledTokens],
+        capacity: int,
+        dtype: torch.dtype,
+        num_bytes: int,
     ) -> None:
         self.num_bytes = num_bytes
         self._store = store
@@ -96,26 +104,49 @@ class DenseGroup:
         self._capacity = capacity
         self._dtype = dtype
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
-        self._positions = torch.tensor(contexts) - 1
-        hidden = torch.arange(capacity) > self._positions[:, None]
-        self._mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)
         self._masks: dict[int, torch.Tensor] = {}
         self._slots: dict[int, torch.Tensor] = {}
+        self._ends: list[int]
+        self._mask: torch.Tensor
+        self._requests: torch.Tensor
+        self._positions: torch.Tensor
+        self._padded: torch.Tensor | None
+        self._kept: torch.Tensor | None
+        self._aim(sequences)
 
     def begin_step(self, sequences: Sequence[ScheduledTokens]) -> bool:
-        """Make room for a token of each; False if there is none."""
+        """Make room for the tokens of each; False if there is none."""
         if max(sequence.context for sequence in sequences) > self._capacity:
             return False
-        self._positions = torch.tensor([sequence.num_computed for sequence in sequences])
-        self._mask.scatter_(1, self._positions[:, None], 0.0)
         self._masks.clear()
         self._slots.clear()
+        ends = [sequence.context for sequence in sequences]
+        one_each = self._padded is None and all(sequence.num_tokens == 1 for sequence in sequences)
+        if one_each and all(end == last + 1 for end, last in zip(ends, self._ends, strict=True)):
+            self._ends = ends
+            self._positions += 1
+            self._mask.scatter_(2, self._positions[:, None, None], 0.0)
+        else:
+            self._aim(sequences)
         return True
+
+    def _aim(self, sequences: Sequence[ScheduledTokens]) -> None:
+        """Mask and places of these tokens, whatever came before."""
+        self._ends = [sequence.context for sequence in sequences]
+        padding = Padding.of(sequences)
+        hidden = torch.arange(self._capacity) > torch.from_numpy(padding.positions)[:, :, None]
+        self._mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, -torch.inf)
+        requests, tokens = padding.positions.shape
+        self._padded = None if tokens == 1 else torch.from_numpy(padding.rows)
+        self._kept = None if padding.kept is None else torch.from_numpy(padding.kept)
+        true = slice(None) if padding.kept is None else padding.kept
+        self._requests = torch.from_numpy(np.repeat(np.arange(requests), tokens)[true])
+        self._positions = torch.from_numpy(padding.positions.ravel()[true])
 
     def attend(
         self, layer: LayerSpec, query: torch.Tensor, rows: torch.Tensor, sinks: torch.Tensor | None
     ) -> torch.Tensor:
-        """query [R, H, D], rows [R, row_size] of this step -> [R, H, Dv], of rows' dtype."""
+        """query [T, H, D], rows [T, row_size] of this step's tokens -> [T, H, Dv], of rows' dtype."""
         kept = self._layers.get(layer.index)
         if kept is None:
             kept = self._copy(layer)
@@ -123,13 +154,16 @@ class DenseGroup:
             self._append(layer, kept[0], rows)
         _, keys, values = kept
         query = query.to(self._dtype)
-        if layer.softcap is None and sinks is None:
-            out = attend_products(query, keys, values, layer, self._mask_of(layer))
-        else:
-            shape = (query.shape[0], layer.num_kv_heads, self._capacity, -1)
-            mask = self._mask[:, None, None]
-            out = attend(query[:, :, None], keys.view(shape), values.view(shape), layer, mask, sinks=sinks)[:, :, 0]
-        return out.to(rows.dtype)
+        if self._padded is None and layer.softcap is None and sinks is None:
+            return attend_products(query, keys, values, layer, self._mask_of(layer)).to(rows.dtype)
+        if self._padded is not None:
+            query = query.index_select(0, self._padded)
+        requests = self._mask.shape[0]
+        query = query.unflatten(0, (requests, -1)).transpose(1, 2)
+        shape = (requests, layer.num_kv_heads, self._capacity, -1)
+        out = attend(query, keys.view(shape), values.view(shape), layer, self._mask[:, None], sinks=sinks)
+        out = out.transpose(1, 2).flatten(0, 1)
+        return (out if self._kept is None else out.index_select(0, self._kept)).to(rows.dtype)
 
     def _copy(self, layer: LayerSpec) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         both = self._store.copy(layer.index, self._places).to(self._dtype)
@@ -141,14 +175,15 @@ class DenseGroup:
         heads = layer.num_kv_heads
         slots = self._slots.get(heads)
         if slots is None:
-            count = len(self._positions)
+            count = len(self._mask)
             lanes = torch.arange(2 * count * heads).view(2, count, heads) * self._capacity
-            slots = self._slots[heads] = (lanes.transpose(0, 1) + self._positions[:, None, None]).reshape(-1)
+            of_tokens = lanes.transpose(0, 1).index_select(0, self._requests)
+            slots = self._slots[heads] = (of_tokens + self._positions[:, None, None]).reshape(-1)
         tokens.index_copy_(0, slots, rows.reshape(-1, layer.key_size).to(self._dtype))
 
     def _mask_of(self, layer: LayerSpec) -> torch.Tensor:
         """[R * KH, 1, capacity]"""
         mask = self._masks.get(layer.num_kv_heads)
         if mask is None:
-            mask = self._masks[layer.num_kv_heads] = self._mask.repeat_interleave(layer.num_kv_heads, 0)[:, None]
+            mask = self._masks[layer.num_kv_heads] = self._mask.repeat_interleave(layer.num_kv_heads, 0)
         return mask

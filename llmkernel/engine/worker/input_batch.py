@@ -7,7 +7,7 @@ import numpy as np
 
 from llmkernel.engine.scheduler.output import NewRequestData
 from llmkernel.engine.worker.prompt_logprobs import PromptLogprobs
-from llmkernel.engine.worker.scheduled_tokens import SHORT_CHUNK, ScheduledTokens
+from llmkernel.engine.worker.scheduled_tokens import ScheduledTokens, attention_order
 
 __all__ = ["InputBatch", "PromptRows", "RunningRequest", "SampledRun", "StepInputs"]
 
@@ -99,7 +99,7 @@ class PromptRows:
 
 @dataclasses.dataclass(frozen=True)
 class StepInputs:
-    """A step, flat: decodes first, by context length, then short chunks, then long ones. T tokens in all.
+    """A step, flat: its requests in attention_order. T tokens in all.
 
     token_ids, positions: int64 [T]. sampled: requests that get tokens, in the order of logits_rows (indices into T), of
     which they have the first num_sampled_rows. unfinished_blocks: blocks begun in this step and not filled by it.
@@ -136,17 +136,20 @@ class InputBatch:
         self, num_scheduled_tokens: dict[str, int], drafts: Mapping[str, list[int]] = _NO_DRAFTS
     ) -> StepInputs:
         """The flat batch of these requests; one gets logits rows where its last known token and drafts are computed."""
-        scheduled = [(self.requests[req_id], count) for req_id, count in num_scheduled_tokens.items()]
-        scheduled.sort(key=lambda item: (item[1] > 1, item[1] > SHORT_CHUNK, item[0].num_computed))
-        sequences, tokens, positions, sampled, unfinished = [], [], [], [], []
+        requests, sequences = [], []
+        for req_id, count in num_scheduled_tokens.items():
+            request = self.requests[req_id]
+            requests.append(request)
+            sequences.append(ScheduledTokens(count, request.num_computed, request.block_ids, request))
+        scheduled = [(requests[place], sequences[place]) for place in attention_order(sequences)]
+        tokens, positions, sampled, unfinished = [], [], [], []
         rows: list[int] = []
         prompts: list[tuple[RunningRequest, range]] = []
         prompt_rows: list[int] = []
         end = 0
-        for request, count in scheduled:
-            first, last = request.num_computed, request.num_computed + count
+        for request, sequence in scheduled:
+            count, first, last = sequence.num_tokens, sequence.num_computed, sequence.context
             end += count
-            sequences.append(ScheduledTokens(count, first, request.block_ids, request))
             drafted = drafts.get(request.req_id, [])
             tokens.extend(request.token_ids[first:last] + drafted)
             positions.append(np.arange(first, last))
@@ -161,7 +164,7 @@ class InputBatch:
                 unfinished.append(int(request.block_ids[tail // self._block_size]))
         return StepInputs(
             requests=[request for request, _ in scheduled],
-            sequences=sequences,
+            sequences=[sequence for _, sequence in scheduled],
             token_ids=np.array(tokens, dtype=np.int64),
             positions=np.concatenate(positions),
             sampled=sampled,

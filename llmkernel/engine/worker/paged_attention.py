@@ -1,7 +1,7 @@
 """Attention of one step over the KV store: writes this step's keys and values, then attends request by request.
 
-Decodes (one token) are padded together in a few groups of similar length, and so are short chunks (a token with its
-drafts); decodes that last keep their keys and values side by side (DenseRows). Longer chunks attend one at a time.
+Decodes (one token) and short chunks (a token with its drafts) are padded together in a few groups of similar length;
+groups that last keep their keys and values side by side (DenseRows). Longer chunks attend one at a time.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from llmkernel.engine.worker.attention import LayerSpec, batched_products_win
 from llmkernel.engine.worker.attention_spans import AttentionSpan, DenseSpan, GatheredSpan, ShortChunksSpan
 from llmkernel.engine.worker.dense_rows import DenseGroup, DenseRows
 from llmkernel.engine.worker.kv_store import KVStore, Slots
-from llmkernel.engine.worker.scheduled_tokens import ScheduledTokens
+from llmkernel.engine.worker.scheduled_tokens import Padding, ScheduledTokens, apart
 
 __all__ = ["PagedAttention", "ScheduledTokens"]
 
@@ -24,10 +24,10 @@ PADDING_BUDGET = 512
 
 
 class PagedAttention:
-    """The AttentionContext of a step. `sequences` in the order of the token axis, decodes first, by context length.
+    """The AttentionContext of a step. `sequences`: those of the token axis, in attention_order.
 
     Blocks are picked and masks are made once per step and window; all layers of that window share them. dense: where
-    decodes keep what they have gathered, if they do.
+    groups keep what they have gathered, if they do.
     """
 
     def __init__(
@@ -86,22 +86,23 @@ class PagedAttention:
     def _plan(self, sequences: Sequence[ScheduledTokens], window: int | None) -> list[AttentionSpan]:
         spans: list[AttentionSpan] = []
         start = 0
-        num_decodes = sum(1 for sequence in sequences if sequence.num_tokens == 1)
-        for group in _groups(sequences[:num_decodes], window):
-            kept = self._open_dense(group, window)
-            if kept is not None:
-                spans.append(DenseSpan(start, len(group), kept))
-            else:
-                spans.append(self._decode_span(group, start, window))
-            start += len(group)
-        for is_short, neighbours in itertools.groupby(sequences[num_decodes:], lambda one: one.is_short_chunk):
-            chunks = list(neighbours)
-            for group in _groups(chunks, window) if is_short else [[chunk] for chunk in chunks]:
-                spans.append(
-                    self._short_span(group, start, window) if is_short else self._chunk_span(group[0], start, window)
-                )
-                start += sum(chunk.num_tokens for chunk in group)
+        few = list(itertools.takewhile(lambda one: one.is_few, sequences))
+        for part in apart(few):
+            for group in _groups(part, window):
+                spans.append(self._few_span(group, start, window))
+                start += sum(sequence.num_tokens for sequence in group)
+        for sequence in sequences[len(few) :]:
+            spans.append(self._chunk_span(sequence, start, window))
+            start += sequence.num_tokens
         return spans
+
+    def _few_span(self, group: Sequence[ScheduledTokens], start: int, window: int | None) -> AttentionSpan:
+        kept = self._open_dense(group, window)
+        if kept is not None:
+            return DenseSpan(start, sum(sequence.num_tokens for sequence in group), kept)
+        if all(sequence.num_tokens == 1 for sequence in group):
+            return self._decode_span(group, start, window)
+        return self._short_span(group, start, window)
 
     def _open_dense(self, group: Sequence[ScheduledTokens], window: int | None) -> DenseGroup | None:
         """Kept rows of layers without a window, whose keys and values are of one size."""
@@ -133,21 +134,16 @@ class PagedAttention:
         firsts = np.array([sequence.first_seen(window) // size for sequence in group])
         blocks = max(-(-sequence.context // size) - first for sequence, first in zip(group, firsts, strict=True))
         table = _table(group, firsts, blocks, size)
-        counts = np.array([sequence.num_tokens for sequence in group])[:, None]
-        tokens = np.arange(counts.max())
-        places = np.minimum(tokens, counts - 1)
-        queries = np.array([sequence.num_computed for sequence in group])[:, None] + places
+        padding = Padding.of(group)
         keys = firsts[:, None] * size + np.arange(blocks * size)
-        hidden = keys[:, None, :] > queries[:, :, None]
+        hidden = keys[:, None, :] > padding.positions[:, :, None]
         if window is not None:
-            hidden |= keys[:, None, :] <= queries[:, :, None] - window
-        begins = start + np.cumsum(counts, axis=0) - counts
-        true = tokens < counts
+            hidden |= keys[:, None, :] <= padding.positions[:, :, None] - window
         return ShortChunksSpan(
             self._store,
             self._store.places(self._tensor(table)),
-            padded=self._tensor((begins + places).ravel()),
-            kept=None if true.all() else self._tensor(np.flatnonzero(true)),
+            padded=self._tensor(start + padding.rows),
+            kept=None if padding.kept is None else self._tensor(padding.kept),
             mask=self._mask(hidden)[:, None],
         )
 
