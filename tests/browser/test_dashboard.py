@@ -68,7 +68,7 @@ def test_a_dashboard_shows_what_runs_and_why_something_waits(
 def test_a_view_tells_how_much_of_a_long_prompt_was_read(open_notebook: OpenNotebook) -> None:
     notebook = open_notebook(
         "%load_ext llmkernel",
-        "%llm load fake:step_ms=60,num_blocks=400,max_model_len=4096 --name fake --max-num-batched-tokens 64",
+        "%llm load fake:step_ms=150,num_blocks=400,max_model_len=4096 --name fake --max-num-batched-tokens 64",
         "%generate --raw --max-tokens 4 " + "x" * 1800,
     )
     notebook.run(0)
