@@ -46,11 +46,11 @@ class Settings(dict[str, Any]):
 
 
 def completed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Merged settings, checked, with what others look up by name: n and max_tokens, and the template as text."""
+    """Merged settings, checked, with what others look up by name: n, max_tokens, logprobs, and the template as text."""
     params = sampling_params(values)
-    found = (
-        {**values, "n": params.n, "max_tokens": params.max_tokens or UNLIMITED} if "params" in values else {**values}
-    )
+    found = {**values}
+    if "params" in values:
+        found |= {"n": params.n, "max_tokens": params.max_tokens or UNLIMITED, "logprobs": params.logprobs}
     template = found.get("template")
     if isinstance(template, Path):
         found["template"] = template.read_text("utf-8")

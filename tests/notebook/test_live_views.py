@@ -152,6 +152,9 @@ def test_tokens_can_be_looked_at_after_the_end(kernel: Kernel) -> None:
         (shown,) = run(kernel, code).of_type("display_data")
         assert WIDGET in shown["data"] and shown["data"]["text/plain"] == answer("hello", 4)
     assert WIDGET not in kernel.run("told.show(view=True)").displays[0]["data"]
+    cell = run(kernel, "asked = {'logprobs': 2, 'max_tokens': 3}\n%generate --model one --params asked -o told hello")
+    assert [opened["data"]["state"].get("logprobs") for opened in cell.of_type("comm_open")] == [None, True]
+    assert len(kernel.value("told.tokens()")) == 3
     run(kernel, "%%generate --model one --max-tokens 4 -o told\nhello")
     refused = kernel.run("told.tokens()")
     assert refused.ename == "InvalidRequestError" and "ask with --logprobs N." in refused.evalue
