@@ -30,6 +30,7 @@ from llmkernel.notebook.load_view import show_load
 from llmkernel.notebook.options import CHAT, GENERATE, LOAD, LOGS, SETTINGS, SHOW, STATUS, STOP, TURNS, UNLOAD, Option
 from llmkernel.notebook.plain_text import clean_text
 from llmkernel.notebook.prompts import Prompt, prompts_from
+from llmkernel.notebook.request_ids import generation_id
 from llmkernel.notebook.session import Session
 from llmkernel.notebook.status_text import status_text
 from llmkernel.notebook.variables import look_up, resolve_words
@@ -316,7 +317,7 @@ class LLMMagics(Magics):
         generation.show(view=options.get("view", False) or not generation.done)
 
     def _trace(self, rest: str) -> "Work | None":
-        from llmkernel.notebook.request_trace import generation_id, trace_text  # lazy: see Session.start_load
+        from llmkernel.notebook.request_trace import trace_text  # lazy: see Session.start_load
 
         generation = self.session.generation(generation_id(rest) if rest else None)
         return self._print_when_asked([generation], lambda: trace_text(generation, rest))

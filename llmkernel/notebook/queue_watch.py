@@ -7,6 +7,7 @@ import time
 from llmkernel.errors import LLMKernelError
 from llmkernel.llm.async_llm import AsyncLLM
 from llmkernel.logger import init_logger
+from llmkernel.notebook.request_ids import shown_id
 from llmkernel.protocol.stats import RequestProgress
 
 __all__ = ["QueueWatch"]
@@ -54,9 +55,4 @@ class QueueWatch:
         except LLMKernelError:  # the engine is gone, or does not know the question; who waits for it hears of that
             logger.debug("Nobody says where the requests stand.", exc_info=True)
             told = []
-        self._told = {_shown_id(one.request_id): one for one in told}
-
-
-def _shown_id(engine_id: str) -> str:
-    """The id that people see of the engine's "g3-1f2e", or "1_g3-1f2e"."""
-    return engine_id.rpartition("-")[0]
+        self._told = {shown_id(one.request_id): one for one in told}

@@ -1,6 +1,5 @@
 """The way of one request from the cell to the screen (systems.md A-147), hop by hop."""
 
-import re
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -15,13 +14,12 @@ from llmkernel.protocol.outputs import EngineCoreEvent, EngineCoreEventType
 if TYPE_CHECKING:
     from llmkernel.notebook.generation import Generation
 
-__all__ = ["MOST_SHOWN", "generation_id", "hops_of", "trace_text"]
+__all__ = ["MOST_SHOWN", "hops_of", "trace_text"]
 
 MOST_SHOWN = 8
 """Requests of one generation whose ways are told at once."""
 
 _BAR = 30
-_ID = re.compile(r"(?:\d+_)?(g\d+)(?:\.\d+)?")
 _LOAD = 0.05
 """Seconds between the cell and the submission from which on the load of the model was waited for."""
 
@@ -107,12 +105,6 @@ def _now(feed: RowFeed) -> Iterator[Hop]:
     if (wait := feed.look()) is not None:
         at = time.monotonic() - feed.row.submitted
         yield Hop("now", at, str(wait), "kernel" if feed.row.slot.loading else "engine")
-
-
-def generation_id(id: str) -> str:
-    """ "g3" of "g3", "g3.2" (its second prompt) and "1_g3.2" (the second answer to that)."""
-    found = _ID.fullmatch(id)
-    return found[1] if found else id
 
 
 def trace_text(generation: "Generation", id: str = "") -> str:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from llmkernel.config import format_bytes, format_seconds
 from llmkernel.notebook.load_line import load_line, model_line
 from llmkernel.notebook.plain_text import clean_text
+from llmkernel.notebook.request_ids import shown_id
 from llmkernel.notebook.session import Session
 from llmkernel.protocol.handshake import EngineCoreReadyResponse
 from llmkernel.protocol.stats import SchedulerStats, SpecDecodingStats
@@ -43,7 +44,7 @@ def _model(slot: "ModelSlot", is_default: bool, verbose: bool) -> str:
         usage = f"KV cache {stats.kv_cache_usage:.0%} used"
         lines.append(f"  {stats.num_running_reqs} running, {stats.num_waiting_reqs} waiting, {usage}")
         if stats.waiting_head is not None:
-            lines.append(f"  {stats.waiting_head.request_id} waits: {stats.waiting_head.reason}")
+            lines.append(f"  {shown_id(stats.waiting_head.request_id)} waits: {stats.waiting_head.reason}")
         if stats.spec_decoding_stats is not None:
             lines.append(f"  speculation: {_drafts(stats.spec_decoding_stats)}")
     if verbose:

@@ -12,6 +12,7 @@ from llmkernel.notebook.generation_table import generation_table
 from llmkernel.notebook.request_trace import hops_of, trace_text
 from llmkernel.notebook.row_feed import RowFeed
 from llmkernel.notebook.session import Session
+from llmkernel.notebook.status_text import status_text
 
 SLOW_READER = "fake:step_ms=50,num_blocks=600,max_model_len=4096"
 SMALL_POOL = "fake:step_ms=60,num_blocks=24,max_model_len=256"
@@ -62,6 +63,7 @@ async def test_a_request_that_waits_says_its_place_and_what_it_needs(session: Se
     states = [feed.look() for feed in RowFeed.of(second)]
     assert [state.position for state in states if state is not None] == [1, 2]
     assert [str(state) for state in states][1] == "queued #2"
+    assert "  g2.1 waits: needs 13 blocks, " in status_text(session)
     first.cancel()
     await second
     assert [feed.look() for feed in RowFeed.of(second)] == [None, None]
