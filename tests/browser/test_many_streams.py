@@ -47,9 +47,11 @@ def test_two_hundred_streams(open_notebook: OpenNotebook, front_end: str) -> Non
     assert measured["messages_per_second"] <= 30
 
 
-def test_fifty_streams_beside_a_dashboard(open_notebook: OpenNotebook) -> None:
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_fifty_streams_beside_a_dashboard(open_notebook: OpenNotebook, front_end: str) -> None:
     streams, tokens = 50, 160
-    notebook = open_notebook(*load_cells(streams), "%llm dashboard", stream_cell(streams, tokens))
+    cells = (*load_cells(streams), "%llm dashboard", stream_cell(streams, tokens))
+    notebook = open_notebook(*cells, front_end=front_end)
     notebook.page.set_viewport_size({"width": 1200, "height": 1800})
     wire = Wire(notebook)
     notebook.reload()
@@ -64,7 +66,7 @@ def test_fifty_streams_beside_a_dashboard(open_notebook: OpenNotebook) -> None:
     expect(notebook.view(4).locator(".llmk-plain").first).not_to_be_empty()
     notebook.view(4).wait_for(state="detached", timeout=60_000)
     measured = figures(notebook, wire)
-    print(json.dumps({"dashboard": True, "streams": streams, **measured}))
+    print(json.dumps({"front_end": front_end, "dashboard": True, "streams": streams, **measured}))
     stored = notebook.stored_outputs(4)[0]["data"]["text/plain"]
     assert all(answer(f"question {number}", tokens) in stored for number in range(streams))
     assert not notebook.errors
