@@ -20,7 +20,12 @@ PARAMS: list[dict[str, Any]] = [
 ]
 
 
-async def answers(speculative: str | None, output_kind: RequestOutputKind) -> tuple[list[list[RequestOutput]], float]:
+NGRAM = {"method": "ngram", "num_speculative_tokens": 5}
+
+
+async def answers(
+    speculative: dict[str, Any] | None, output_kind: RequestOutputKind
+) -> tuple[list[list[RequestOutput]], float]:
     async with fake_llm("letters=3", speculative=speculative) as llm:
         streams = [
             llm.generate(prompt, SamplingParams(max_tokens=70, output_kind=output_kind, **params))
@@ -46,9 +51,7 @@ def told(outputs: list[RequestOutput]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("output_kind", [RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY])
 async def test_texts_ends_and_logprobs_are_those_without_drafts(output_kind: RequestOutputKind) -> None:
-    (drafted, acceptance), (plain, none) = await asyncio.gather(
-        answers("ngram", output_kind), answers(None, output_kind)
-    )
+    (drafted, acceptance), (plain, none) = await asyncio.gather(answers(NGRAM, output_kind), answers(None, output_kind))
     assert [told(outputs) for outputs in drafted] == [told(outputs) for outputs in plain]
     assert acceptance > 0.5 and none == 0
     assert {told(outputs)["stop_reason"] for outputs in plain} >= {"cbb", "bab", "bbaac", "b", ord("c"), None}
