@@ -3,10 +3,10 @@
 import pathlib
 from typing import Any
 
-__all__ = ["BUNDLE", "shows_widgets"]
+__all__ = ["shows_widgets"]
 
-BUNDLE = pathlib.Path(__file__).parent / "static" / "stream.js"
-"""The browser's half of the live views; missing where an editable install could not build it."""
+_BUNDLES = tuple(pathlib.Path(__file__).parent / "static" / name for name in ("stream.js", "dashboard.js", "load.js"))
+"""The browser's half of the widgets; missing where an editable install could not build it."""
 
 
 def shows_widgets(shell: Any) -> bool:
@@ -16,7 +16,7 @@ def shows_widgets(shell: Any) -> bool:
     nbclient, papermill and consoles do not. Those would draw nothing, and nbclient would store every widget's state.
     """
     kernel = getattr(shell, "kernel", None)
-    if kernel is None or not BUNDLE.exists():
+    if kernel is None or not all(bundle.exists() for bundle in _BUNDLES):
         return False
     metadata = (kernel.get_parent("shell") or {}).get("metadata") or {}
     return bool(metadata.get("cellId"))
