@@ -171,6 +171,7 @@ class EngineCore:
             step = self.scheduler.schedule()
             self._execute(step)
             self._step_time = time.monotonic() - started
+            self.scheduler.take_step_time(self._step_time)
             self._step_started = None
         if not stepped and not self.scheduler.outbox:
             return {}

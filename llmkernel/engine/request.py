@@ -205,6 +205,11 @@ class Request:
         return self.num_computed_tokens < len(self.all_token_ids)
 
     @property
+    def reads_prompt(self) -> bool:
+        """Its next step computes more than the token that it got last: a prompt, or a text that was preempted."""
+        return self.num_output_tokens == 0 or self.num_computed_tokens < self.num_tokens - 1
+
+    @property
     def sort_key(self) -> tuple[int, float, str]:
         """Order under the priority policy; lower runs earlier."""
         return (self.priority, self.arrival_time, self.request_id)

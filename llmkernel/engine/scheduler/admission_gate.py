@@ -51,6 +51,8 @@ class AdmissionGate:
             return f"{run}, the most at once (max_num_seqs)"
         if plan.budget <= 0:
             return f"prefill budget used ({self._max_num_batched_tokens} tokens a step)"
+        if plan.prompt_budget <= 0:
+            return f"other prompts are read first ({plan.num_prompt_tokens} tokens a step, as others decode)"
         return None
 
     def why_skipped(self, request: Request, prefix: CachedPrefix, plan: StepPlan) -> str | None:

@@ -14,6 +14,7 @@ from llmkernel.engine.scheduler.draft_planner import DraftPlanner
 from llmkernel.engine.scheduler.grammar_mask_filler import GrammarMaskFiller
 from llmkernel.engine.scheduler.outbox import Outbox
 from llmkernel.engine.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from llmkernel.engine.scheduler.prefill_pacer import PrefillPacer
 from llmkernel.engine.scheduler.request_queue import create_request_queue
 from llmkernel.engine.scheduler.step_plan import StepPlan
 from llmkernel.engine.scheduler.stop import check_stop
@@ -73,6 +74,9 @@ class Scheduler:
         self._preempted_req_ids: set[str] = set()
         self._wait_reasons: dict[str, str] = {}
         self._last_batched_tokens = 0
+        self._last_prompt_tokens = 0
+        self._last_decodes = 0
+        self._pacer = PrefillPacer(max_num_batched_tokens)
         self._last_preempted = 0
 
     @property
@@ -152,7 +156,7 @@ class Scheduler:
         """Plan one step: running requests first, then waiting ones. Computed counts are advanced at once."""
         self._queue_compiled()
         paused = self.pause_state is PauseState.PAUSED_ALL
-        plan = StepPlan(0 if paused else self.max_num_batched_tokens)
+        plan = StepPlan(0 if paused else self.max_num_batched_tokens, self._prompt_budget())
         self.kv_cache.begin_step()
         self._schedule_running(plan)
         self._wait_reasons = self._schedule_waiting(plan)
@@ -178,6 +182,10 @@ class Scheduler:
                     raise
                 self._end(request, RequestStatus.FINISHED_ERROR, f"{type(error).__name__}: {error}")
         self._drop_finished_from_running()
+
+    def take_step_time(self, seconds: float) -> None:
+        """What the last step took, from plan to outputs: how much of a prompt is read beside decodes hangs on it."""
+        self._pacer.observe(decodes=self._last_decodes, prompt_tokens=self._last_prompt_tokens, seconds=seconds)
 
     def fail_step(self, step: SchedulerOutput, reason: str) -> None:
         """The step raised: its requests end with an error, the others go on.
@@ -241,6 +249,10 @@ class Scheduler:
                 self.waiting.add(request)
 
     # Planning.
+
+    def _prompt_budget(self) -> int | None:
+        """Tokens of prompts that this step may read; None: no bound but the whole."""
+        return self._pacer.limit() if any(not request.reads_prompt for request in self.running) else None
 
     def _schedule_running(self, plan: StepPlan) -> None:
         for request in self.running.copy():
@@ -330,6 +342,8 @@ class Scheduler:
         step.grammar = self._masks.fill(plan)
         self.step_counter += 1
         self._last_batched_tokens = step.total_num_scheduled_tokens
+        self._last_prompt_tokens = plan.num_prompt_tokens
+        self._last_decodes = plan.num_decodes
         self._last_preempted = len(step.preempted_req_ids)
         return step
 

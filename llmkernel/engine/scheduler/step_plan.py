@@ -13,13 +13,17 @@ PROMPT_LOGPROBS_BUDGET = 256
 class StepPlan:
     """Who gets how many tokens, and what is left of the step's one token budget.
 
-    prompt_logprobs_budget: what is left for the prompts of requests that want their logprobs, which cost memory.
+    prompt_budget: what is left of it for prompts: less while others decode (PrefillPacer). prompt_logprobs_budget: what
+    is left for the prompts of requests that want their logprobs, which cost memory.
     new: run for the first time, with all their block ids. resumed: the same after preemption. running: with the ids of
     the blocks added in this step. preempted: lost their blocks while this step was planned.
     """
 
-    def __init__(self, token_budget: int) -> None:
+    def __init__(self, token_budget: int, prompt_budget: int | None = None) -> None:
         self.budget = token_budget
+        self.prompt_budget = token_budget if prompt_budget is None else min(prompt_budget, token_budget)
+        self.num_prompt_tokens = 0
+        self._prompts: set[str] = set()
         self.prompt_logprobs_budget = min(PROMPT_LOGPROBS_BUDGET, token_budget)
         self.preempted: list[Request] = []
         self.num_scheduled_tokens: dict[str, int] = {}
@@ -33,9 +37,16 @@ class StepPlan:
         """Requests that get tokens."""
         return len(self._requests)
 
+    @property
+    def num_decodes(self) -> int:
+        """Requests that get the token after their last one, drafts perhaps behind it."""
+        return len(self._requests) - len(self._prompts)
+
     def room(self, request: Request) -> int:
         """How many of its tokens without KV the request can get."""
         room = min(request.num_tokens - request.num_computed_tokens, self.budget)
+        if request.reads_prompt:
+            room = min(room, self.prompt_budget)
         return min(room, self.prompt_logprobs_budget) if request.needs_prompt_logprobs else room
 
     def add_running(self, request: Request, num_tokens: int, new_block_ids: list[int]) -> None:
@@ -51,6 +62,7 @@ class StepPlan:
         self.preempted.append(request)
         if self._requests.pop(request.request_id, None) is not None:
             self._spend(request, -self.num_scheduled_tokens.pop(request.request_id))
+            self._prompts.discard(request.request_id)
             self._running.pop(request.request_id)
 
     def decoding(self) -> list[Request]:
@@ -90,11 +102,16 @@ class StepPlan:
 
     def _count(self, request: Request, num_tokens: int) -> None:
         self._requests[request.request_id] = request
+        if request.reads_prompt:
+            self._prompts.add(request.request_id)
         self.num_scheduled_tokens[request.request_id] = num_tokens
         self._spend(request, num_tokens)
 
     def _spend(self, request: Request, num_tokens: int) -> None:
         self.budget -= num_tokens
+        if request.request_id in self._prompts:
+            self.prompt_budget -= num_tokens
+            self.num_prompt_tokens += num_tokens
         if request.needs_prompt_logprobs:
             self.prompt_logprobs_budget -= num_tokens
 

@@ -42,7 +42,7 @@ class Rotary:
         return torch.polar(self._factor.expand_as(angles), angles)
 
     def turn(self, heads: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
-        """Heads [T, n, D], turned by rotation [T, 1, size / 2], in float32: in place if they are; the rest of D stays."""
+        """Heads [T, n, D] turned by rotation [T, 1, size / 2], float32; in place if they are. The rest of D stays."""
         wide = heads if heads.dtype == torch.float32 else heads.float()
         part = wide if self.size == wide.shape[2] else wide[..., : self.size]
         torch.view_as_complex(part.view(*part.shape[:2], -1, 2)).mul_(rotation)
