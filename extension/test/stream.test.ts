@@ -116,7 +116,33 @@ describe("a stream view", () => {
     click("Stop every request of this cell");
     await vi.advanceTimersByTimeAsync(0);
     expect(stop.sent).toEqual([{ t: "hello" }, { t: "stop", ids: ["b"] }, { t: "stop", ids: ["a", "b"] }]);
-    expect(model.sent.map((message) => message.t)).toEqual(["hello", "visible"]);
+    expect(model.sent.map((message) => message.t)).toEqual(["hello"]);
+  });
+
+  it("tells which rows are on screen as soon as it is known, and not before: no row would mean no text", () => {
+    let seen: (entries: unknown[]) => void = () => undefined;
+    class Observer {
+      constructor(callback: (entries: unknown[]) => void) {
+        seen = callback;
+      }
+      observe(): void {}
+      disconnect(): void {}
+    }
+    vi.stubGlobal("IntersectionObserver", Observer);
+    open();
+    model.say(snapshot(0, row("a"), row("b")));
+    const told = () => model.sent.flatMap((message) => (message.t === "visible" ? [message.rows] : []));
+    const [first, second] = [...element.querySelectorAll(".llmk-row")];
+    expect(told()).toEqual([]);
+    seen([{ target: first, isIntersecting: true }, { target: second, isIntersecting: false }]);
+    expect(told()).toEqual([[0]]);
+    seen([{ target: second, isIntersecting: true }]);
+    expect(told()).toEqual([[0]]);
+    vi.advanceTimersByTime(100);
+    expect(told()).toEqual([[0], [0, 1]]);
+    model.say(snapshot(1, row("a"), row("b")));
+    expect(told()).toEqual([[0], [0, 1], [0, 1]]);
+    vi.unstubAllGlobals();
   });
 
   it("asks the kernel once for the Markdown part, and shows text until it is there", async () => {

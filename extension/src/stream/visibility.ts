@@ -1,11 +1,12 @@
 const REPORT_AFTER = 100;
 
-/** Tells which rows are on screen, at most every 100 ms and only when that has changed. */
+/** Tells which rows are on screen: at once when that is first known, then at most every 100 ms and when it has changed. */
 export class Visibility {
   private readonly visible = new Set<number>();
   private readonly rows = new Map<Element, number>();
   private readonly observer: IntersectionObserver;
   private timer: number | undefined;
+  private known = false;
 
   constructor(private readonly report: (rows: number[]) => void) {
     this.observer = new IntersectionObserver(this.onChange, { rootMargin: "200px" });
@@ -16,11 +17,11 @@ export class Visibility {
     this.observer.observe(element);
   }
 
-  /** Tell it again. */
+  /** Tell it again. Nothing is told before the browser has said what is on screen: "no row" would stop all text. */
   readonly repeat = (): void => {
     window.clearTimeout(this.timer);
     this.timer = undefined;
-    this.report([...this.visible].sort((a, b) => a - b));
+    if (this.known) this.report([...this.visible].sort((a, b) => a - b));
   };
 
   dispose(): void {
@@ -34,6 +35,10 @@ export class Visibility {
       if (entry.isIntersecting) this.visible.add(row);
       else this.visible.delete(row);
     }
-    this.timer ??= window.setTimeout(this.repeat, REPORT_AFTER);
+    if (this.known) this.timer ??= window.setTimeout(this.repeat, REPORT_AFTER);
+    else {
+      this.known = true;
+      this.repeat();
+    }
   };
 }
