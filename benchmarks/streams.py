@@ -41,7 +41,6 @@ def measure(
         notebook.run(cell)
     busy = why_too_busy(notebook)
     notebook.page.evaluate(SAMPLE)
-    wire.messages = wire.bytes = 0
     notebook.start(len(before))
     notebook.view(len(before)).wait_for()
     notebook.view(len(before)).wait_for(state="detached", timeout=tokens * 1000)

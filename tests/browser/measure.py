@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import statistics
+import time
 from typing import Any
 
 from playwright.sync_api import WebSocket
@@ -51,11 +52,10 @@ SAMPLE = """() => {
 
 
 class Wire:
-    """Counts the comm messages that reach the page."""
+    """Keeps when comm messages reach the page, and their sizes."""
 
     def __init__(self, notebook: NotebookPage) -> None:
-        self.messages = 0
-        self.bytes = 0
+        self._arrivals: list[tuple[float, int]] = []
         notebook.page.on("websocket", self._watch)
 
     def _watch(self, socket: WebSocket) -> None:
@@ -64,8 +64,11 @@ class Wire:
     def _count(self, payload: str | bytes) -> None:
         data = payload.encode() if isinstance(payload, str) else payload
         if b'"comm_msg"' in data:
-            self.messages += 1
-            self.bytes += len(data)
+            self._arrivals.append((time.time(), len(data)))
+
+    def between(self, start: float, end: float) -> list[int]:
+        """Bytes of each message that came between these times, in seconds since 1970."""
+        return [size for when, size in self._arrivals if start <= when <= end]
 
 
 def p(values: list[float], share: float) -> float:
@@ -101,17 +104,18 @@ def stream_cell(streams: int, tokens: int) -> str:
 
 
 def figures(notebook: NotebookPage, wire: Wire) -> dict[str, Any]:
-    """What was measured since SAMPLE and the start of `stream_cell`."""
+    """What was measured from the first text of `stream_cell` to its last, after SAMPLE."""
     page = notebook.page
     samples = page.evaluate("() => { window.sampling = false; return window.samples; }")
     frames = page.evaluate("() => window.frames")
     told = json.loads(notebook.execute("print(json.dumps([gaps, grown, time.process_time() - cpu]))"))
     lags = visible_lags(told[1], samples)
-    seconds = told[1][-1][0] - told[1][0][0]
+    start, end = told[1][0][0], told[1][-1][0]
+    seconds, sizes = end - start, wire.between(start, end)
     return {
         "seconds": seconds,
-        "messages_per_second": wire.messages / seconds,
-        "bytes_per_second": wire.bytes / seconds,
+        "messages_per_second": len(sizes) / seconds,
+        "bytes_per_second": sum(sizes) / seconds,
         "kernel_cpu_share": told[2] / seconds,
         "frames_per_second": 1000 / statistics.mean(b - a for a, b in itertools.pairwise(frames)),
         "visible_lag_p50_ms": p(lags, 0.5) * 1000,

@@ -23,7 +23,6 @@ def test_two_hundred_streams(open_notebook: OpenNotebook, front_end: str) -> Non
     notebook.reload()
     for cell in range(3):
         notebook.run(cell)
-    wire.messages = wire.bytes = 0
     notebook.page.evaluate(SAMPLE)
     notebook.start(3)
     rows = notebook.view(3).locator(".llmk-row")
@@ -57,7 +56,6 @@ def test_fifty_streams_beside_a_dashboard(open_notebook: OpenNotebook, front_end
     notebook.reload()
     for cell in range(4):
         notebook.run(cell)
-    wire.messages = wire.bytes = 0
     notebook.page.evaluate(SAMPLE)
     notebook.start(4)
     dashboard = notebook.output(3).locator(".llmk-dashboard")
