@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(ROOT.glob("docs/*.md")) + [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")]
 FOLDERS = [ROOT, *(path for path in (ROOT / "llmkernel").rglob("*") if path.is_dir()), ROOT / "llmkernel"]
-ELSEWHERE = ("v1/", "entrypoints/", "text/")  # paths of vLLM, and media types
+ELSEWHERE = ("v1/", "entrypoints/", "config/", "text/")  # paths of vLLM, and media types
 REFERENCE = {
     "docs/engine-core.md": ("llmkernel.engine.core", "EngineCore"),
     "docs/engine-core-proc.md": ("llmkernel.engine.core_proc", "EngineCoreProc"),
