@@ -1,6 +1,7 @@
-"""notebooks/many_requests.ipynb, dashboard.ipynb and sampling_and_logprobs.ipynb run from top to bottom."""
+"""notebooks/many_requests, dashboard, sampling_and_logprobs and benchmarks run from top to bottom."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -46,3 +47,16 @@ def test_sampling_and_logprobs() -> None:
     read = output_text(notebook, "logprobs-read").splitlines()
     assert len(read) == 5 and all(line.count("%") == 3 for line in read)
     assert output_text(notebook, "compare-read").count("per token") == 4
+
+
+@pytest.mark.timeout(120)
+def test_benchmarks(tmp_path: Path) -> None:
+    (tmp_path / "matplotlib.py").write_text("raise ImportError")  # nobody can read figures out of a plot
+    notebook = run_notebook("benchmarks.ipynb", timeout=60, env={"PYTHONPATH": str(tmp_path)})
+    assert output_text(notebook, "read").startswith("matplotlib is not installed: tables")
+    assert re.search(r"^decode, engine_core +[\d.]+ ", output_text(notebook, "decode"), re.MULTILINE)
+    assert re.search(r"^governor( +[\d.]+){4}$", output_text(notebook, "busy"), re.MULTILINE)
+    measured = output_text(notebook, "scheduler").splitlines()
+    assert measured[1].split() == ["running", "requests", "1", "64", "256"]
+    one, _, many = (float(figure.replace(",", "")) for figure in measured[2].split()[1:])
+    assert 0 < one < many
