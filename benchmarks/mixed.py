@@ -88,6 +88,7 @@ async def measure_stall(llm: AsyncLLM, rng: np.random.Generator) -> dict[str, ob
         "long_prompt_seconds": round(long.first, 3),
         "before_ms": percentiles(before),
         "beside_ms": percentiles(beside),
+        "ratio_of_means": round(float(np.mean(beside) / np.mean(before)), 2),
         "ratio_of_medians": round(float(np.median(beside) / np.median(before)), 2),
         "ratio_of_p95": round(float(np.percentile(beside, 95) / np.percentile(before, 95)), 2),
     }
@@ -126,11 +127,16 @@ async def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantization", default="auto")
+    parser.add_argument("--threads", default="auto", type=lambda text: text if text == "auto" else int(text))
     parser.add_argument("--rate", default=2.0, type=float, help="arrivals per second")
     parser.add_argument("--requests", default=60, type=int)
     options = parser.parse_args()
     args = EngineArgs(
-        model=options.model, dtype=options.dtype, quantization=options.quantization, enable_prefix_caching=False
+        model=options.model,
+        dtype=options.dtype,
+        quantization=options.quantization,
+        num_threads=options.threads,
+        enable_prefix_caching=False,
     )
     async with AsyncLLM(args) as llm:
         facts = await llm.ready()

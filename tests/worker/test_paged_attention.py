@@ -184,6 +184,13 @@ def test_kept_rows_in_bfloat16(lengths: list[int]) -> None:
     assert run_steps([PLAIN], steps, torch.bfloat16, dense_bytes=2**30) < 0.05
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05)])
+def test_a_prompt_in_pieces_beside_decodes_keeps_what_it_sees(dtype: torch.dtype, tolerance: float) -> None:
+    """More pieces than it first has room for, the last ones shorter, then the prompt decodes."""
+    steps = [{0: 40, 1: 3}, *[{0: 20, 1: 1}] * 12, {0: 17, 1: 1}, {0: 1, 1: 1}, {0: 1, 1: 1}, {0: 1, 1: 1}]
+    assert run_steps(SAME_SIZES, steps, dtype, dense_bytes=2**30) < tolerance
+
+
 def test_what_is_kept_is_dropped_with_its_group() -> None:
     store = PagedKVStore([PLAIN], num_blocks=9, block_size=BLOCK, dtype=torch.float32, device=CPU)
     dense = DenseRows(store, torch.float32, CPU, 2**30)
@@ -196,7 +203,7 @@ def test_what_is_kept_is_dropped_with_its_group() -> None:
         dense.end_step(scheduled)
         sizes.append(dense.num_bytes)
     row = PLAIN.row_size * 4
-    assert sizes == [0, 16 * row, 16 * row, 0, 12 * row, 0]
+    assert sizes == [0, 24 * row, 24 * row, 0, 16 * row, 0]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -51,14 +51,14 @@ class AdmissionGate:
             return f"{run}, the most at once (max_num_seqs)"
         if plan.budget <= 0:
             return f"prefill budget used ({self._max_num_batched_tokens} tokens a step)"
-        if plan.prompt_budget <= 0:
-            return f"other prompts are read first ({plan.num_prompt_tokens} tokens a step, as others decode)"
         return None
 
     def why_skipped(self, request: Request, prefix: CachedPrefix, plan: StepPlan) -> str | None:
         """Reasons that hold one request back in this step and let those behind it pass."""
         if self.pause_state is PauseState.PAUSED_NEW and request.status is not RequestStatus.PREEMPTED:
             return "the engine is paused for new requests"
+        if not plan.room(request):
+            return "another prompt is read first, in pieces, as others decode"
         if prefix.being_computed:
             return "shares a prefix that is being computed in this step"
         if request.needs_prompt_logprobs and plan.prompt_logprobs_budget <= 0:

@@ -1,14 +1,18 @@
 """PrefillPacer: how many prompt tokens a step may read while others decode, so that their streams do not stall."""
 
-__all__ = ["PrefillPacer"]
+__all__ = ["SHORT_PROMPT", "PrefillPacer"]
 
-STRETCH = 2.0
-"""A step that reads prompts beside decodes aims at so many times the length of one that only decodes."""
+STRETCH = 1.2
+"""By so many of its lengths a step that only decodes may be stretched for prompts. Times the square of those who wait
+for their first token: two of them weigh more than even streams, and where many do nearly the whole budget is theirs."""
 
 NOT_FELT = 0.010
 """Seconds that a step may take in any case."""
 
-LEAST = 32
+SHORT_PROMPT = 256
+"""Tokens up to which a prompt is read in one piece all the same, past longer ones: a first token that is soon there."""
+
+LEAST = 24
 """Prompt tokens that a step may always read: they come to their end, however slow the machine."""
 
 _DECODE_WEIGHT = 0.2
@@ -25,26 +29,25 @@ class PrefillPacer:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._decode_seconds: float | None = None
-        self._token_seconds: float | None = None
+        self._decode_seconds = 0.0
+        self._token_seconds = 0.0
 
-    def limit(self) -> int:
-        """Prompt tokens of a step in which somebody decodes."""
+    def limit(self, waiting: int) -> int:
+        """Prompt tokens of a step in which somebody decodes, and so many wait for their first token."""
         if not self._token_seconds:
             return self._most
-        decode = self._decode_seconds or 0.0
-        tokens = int((max(STRETCH * decode, NOT_FELT) - decode) / self._token_seconds)
-        return min(self._most, max(LEAST, tokens))
+        decode = self._decode_seconds
+        extra = max(STRETCH * waiting**2 * decode, NOT_FELT - decode)
+        return min(self._most, max(LEAST, int(extra / self._token_seconds)))
 
     def observe(self, *, decodes: int, prompt_tokens: int, seconds: float) -> None:
         """A step has run: so many requests that got one token, so many tokens of prompts."""
-        if not prompt_tokens:
-            if decodes:
-                self._decode_seconds = _mean(self._decode_seconds, seconds, _DECODE_WEIGHT)
-            return
-        alone = (self._decode_seconds or 0.0) if decodes else 0.0
-        self._token_seconds = _mean(self._token_seconds, max(0.0, seconds - alone) / prompt_tokens, _READ_WEIGHT)
+        if prompt_tokens:
+            extra = max(0.0, seconds - self._decode_seconds) if decodes else seconds
+            self._token_seconds = _mean(self._token_seconds, extra / prompt_tokens, _READ_WEIGHT)
+        elif decodes:
+            self._decode_seconds = _mean(self._decode_seconds, seconds, _DECODE_WEIGHT)
 
 
-def _mean(before: float | None, now: float, weight: float) -> float:
-    return now if before is None else before + weight * (now - before)
+def _mean(before: float, now: float, weight: float) -> float:
+    return before + weight * (now - before) if before else now

@@ -251,8 +251,9 @@ class Scheduler:
     # Planning.
 
     def _prompt_budget(self) -> int | None:
-        """Tokens of prompts that this step may read; None: no bound but the whole."""
-        return self._pacer.limit() if any(not request.reads_prompt for request in self.running) else None
+        """Tokens of long prompts that this step may read; None: no bound but the whole."""
+        reading = sum(request.reads_prompt for request in self.running)
+        return self._pacer.limit(reading + len(self.waiting)) if reading < len(self.running) else None
 
     def _schedule_running(self, plan: StepPlan) -> None:
         for request in self.running.copy():

@@ -2,6 +2,7 @@
 
 from llmkernel.engine.request import Request
 from llmkernel.engine.scheduler.output import CachedRequestData, NewRequestData, SchedulerOutput
+from llmkernel.engine.scheduler.prefill_pacer import SHORT_PROMPT
 
 __all__ = ["StepPlan"]
 
@@ -13,15 +14,17 @@ PROMPT_LOGPROBS_BUDGET = 256
 class StepPlan:
     """Who gets how many tokens, and what is left of the step's one token budget.
 
-    prompt_budget: what is left of it for prompts: less while others decode (PrefillPacer). prompt_logprobs_budget: what
-    is left for the prompts of requests that want their logprobs, which cost memory.
+    prompt_budget: what is left of it for prompts while others decode (PrefillPacer); short ones have a budget of their
+    own then, of one such prompt. prompt_logprobs_budget: what is left for the prompts of requests that want their
+    logprobs, which cost memory.
     new: run for the first time, with all their block ids. resumed: the same after preemption. running: with the ids of
     the blocks added in this step. preempted: lost their blocks while this step was planned.
     """
 
     def __init__(self, token_budget: int, prompt_budget: int | None = None) -> None:
         self.budget = token_budget
-        self.prompt_budget = token_budget if prompt_budget is None else min(prompt_budget, token_budget)
+        self.prompt_budget = token_budget if prompt_budget is None else prompt_budget
+        self.short_prompt_budget = token_budget if prompt_budget is None else max(SHORT_PROMPT, prompt_budget)
         self.num_prompt_tokens = 0
         self._prompts: set[str] = set()
         self.prompt_logprobs_budget = min(PROMPT_LOGPROBS_BUDGET, token_budget)
@@ -46,7 +49,7 @@ class StepPlan:
         """How many of its tokens without KV the request can get."""
         room = min(request.num_tokens - request.num_computed_tokens, self.budget)
         if request.reads_prompt:
-            room = min(room, self.prompt_budget)
+            room = min(room, self.short_prompt_budget if _is_short(request) else self.prompt_budget)
         return min(room, self.prompt_logprobs_budget) if request.needs_prompt_logprobs else room
 
     def add_running(self, request: Request, num_tokens: int, new_block_ids: list[int]) -> None:
@@ -110,8 +113,11 @@ class StepPlan:
     def _spend(self, request: Request, num_tokens: int) -> None:
         self.budget -= num_tokens
         if request.request_id in self._prompts:
-            self.prompt_budget -= num_tokens
             self.num_prompt_tokens += num_tokens
+            if _is_short(request):
+                self.short_prompt_budget -= num_tokens
+            else:
+                self.prompt_budget -= num_tokens
         if request.needs_prompt_logprobs:
             self.prompt_logprobs_budget -= num_tokens
 
@@ -137,3 +143,7 @@ class StepPlan:
             num_computed_tokens=[request.num_computed_tokens for request in requests],
             num_output_tokens=[request.num_output_tokens for request in requests],
         )
+
+
+def _is_short(request: Request) -> bool:
+    return request.num_tokens <= SHORT_PROMPT

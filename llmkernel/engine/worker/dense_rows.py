@@ -13,12 +13,15 @@ import torch
 
 from llmkernel.engine.worker.attention import LayerSpec, attend, attend_products
 from llmkernel.engine.worker.kv_store import KVStore, Places
-from llmkernel.engine.worker.scheduled_tokens import Padding, ScheduledTokens
+from llmkernel.engine.worker.scheduled_tokens import SHORT_CHUNK, Padding, ScheduledTokens
 
 __all__ = ["DenseGroup", "DenseRows"]
 
 _SINGLE_PRECISION = 1024
 """Keys of a group up to which float32 products are the faster ones: those in bfloat16 take 10 us to start."""
+
+_STEPS = 8
+"""Steps of as many tokens as in the first one that a group has room for at least."""
 
 Owners = tuple[Hashable, ...]
 
@@ -67,9 +70,11 @@ class DenseRows:
 
     def _make(self, sequences: Sequence[ScheduledTokens], layers: Sequence[LayerSpec]) -> "DenseGroup | None":
         size = self._store.block_size
-        blocks = 1 + max(-(-sequence.context // size) for sequence in sequences)  # room for some tokens more
+        tokens = max(sequence.num_tokens for sequence in sequences)
+        room = max(size, _STEPS * tokens)
+        blocks = max(-(-(sequence.context + room) // size) for sequence in sequences)
         keys = len(sequences) * blocks * size
-        dtype = torch.float32 if keys <= _SINGLE_PRECISION else self._dtype
+        dtype = torch.float32 if keys <= _SINGLE_PRECISION and tokens <= SHORT_CHUNK else self._dtype
         num_bytes = sum(layer.row_size for layer in layers) * keys * dtype.itemsize
         others = {owners: group for owners, group in self._kept.items() if owners not in self._next} | self._next
         if num_bytes + sum(group.num_bytes for group in others.values() if group is not None) > self._max_bytes:

@@ -92,7 +92,12 @@ class PagedAttention:
                 spans.append(self._few_span(group, start, window))
                 start += sum(sequence.num_tokens for sequence in group)
         for sequence in sequences[len(few) :]:
-            spans.append(self._chunk_span(sequence, start, window))
+            kept = self._open_dense([sequence], window) if sequence.is_piece else None
+            spans.append(
+                self._chunk_span(sequence, start, window)
+                if kept is None
+                else DenseSpan(start, sequence.num_tokens, kept)
+            )
             start += sequence.num_tokens
         return spans
 

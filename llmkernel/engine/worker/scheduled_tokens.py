@@ -11,6 +11,9 @@ __all__ = ["SHORT_CHUNK", "Padding", "ScheduledTokens", "apart", "attention_orde
 SHORT_CHUNK = 16
 """Tokens up to which chunks attend in groups: drafts, and what a cached prefix leaves of a prompt."""
 
+PIECE = 256
+"""Tokens up to which a chunk attends to all that is kept, and masks; longer ones save by leaving out what they hide."""
+
 _MIXED = 8
 """Decodes and short chunks up to which they attend together, padded to the longest chunk: one call instead of two."""
 
@@ -36,6 +39,11 @@ class ScheduledTokens:
     def is_few(self) -> bool:
         """A decode, or a short chunk behind a text."""
         return self.num_tokens == 1 or (self.num_tokens <= SHORT_CHUNK and self.num_computed > 0)
+
+    @property
+    def is_piece(self) -> bool:
+        """A part of a prompt, read beside decodes, and not the first: what it sees is worth keeping for the next."""
+        return SHORT_CHUNK < self.num_tokens <= PIECE and self.num_computed > 0
 
     def first_seen(self, window: int | None) -> int:
         """The first position that the first of these tokens sees."""
