@@ -88,8 +88,8 @@ class Session:
     def restart(self, name: str | None = None) -> Work:
         """End the engine of a model, dead, stuck or well, and load it anew; await the result for its AsyncLLM.
 
-        The ModelSlot and the AsyncLLM stay the same objects. What the engine works on fails and says so, the text so far
-        kept. name: may be left out where one model is loaded.
+        The ModelSlot and the AsyncLLM stay the same objects. What the engine works on fails and says so, its text so
+        far kept. name: may be left out where one model is loaded.
         """
         slot = self.slot(name, only=True)
         if slot.loading:
