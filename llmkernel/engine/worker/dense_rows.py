@@ -43,6 +43,10 @@ class DenseRows:
         """Bytes that are kept now."""
         return sum(group.num_bytes for group in self._kept.values())
 
+    def begin_step(self) -> None:
+        """A forward will run: what one that raised had opened is forgotten."""
+        self._next = {}
+
     def open(self, sequences: Sequence[ScheduledTokens], layers: Sequence[LayerSpec]) -> "DenseGroup | None":
         """The kept rows of these decodes (which see the first token of their text), ready for their tokens.
 

@@ -46,6 +46,8 @@ class PagedAttention:
         self._device = device
         self._dense = dense
         self.num_calls = 0
+        if dense is not None:
+            dense.begin_step()
         self._slots = self._find_slots(sequences)
         self._spans = {window: self._plan(sequences, window) for window in {layer.window for layer in layers.values()}}
 
