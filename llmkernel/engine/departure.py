@@ -12,6 +12,7 @@ __all__ = ["Departure"]
 
 GRACE_SECONDS = 0.3
 _OWNER_GONE_SECONDS = 0.5
+_CLEANUP_SECONDS = 1.0
 
 
 class Departure:
@@ -28,6 +29,7 @@ class Departure:
         self._wake: Callable[[], None] | None = None
         self._farewell: Callable[[], None] | None = None
         self._cleanup: Callable[[], None] | None = None
+        self._exiting = threading.Lock()
 
     def install_signals(self) -> None:
         """SIGTERM asks us to go. SIGINT is ignored: an interrupted cell must not end the engine (better.md E-1)."""
@@ -64,7 +66,11 @@ class Departure:
         self.exit(0)
 
     def exit(self, code: int) -> None:
-        """End the process without Python's and torch's own teardown, which is slow and may crash."""
+        """End the process without Python's and torch's own teardown, which is slow and may crash.
+
+        Two guards may see the owner go at the same moment: who comes second lets the first one clean up.
+        """
+        self._exiting.acquire(timeout=_CLEANUP_SECONDS)
         if self._cleanup is not None:
             with contextlib.suppress(OSError):
                 self._cleanup()
