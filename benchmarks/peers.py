@@ -57,11 +57,12 @@ class Cell:
         beside = f", {self.busy} busy" if self.busy else ""
         return f"{self.measure} {self.batch} x {self.context}{beside}"
 
-    def rate(self, moments: list[float]) -> float:
-        """Tokens per second: of the prompts, or of the answers after their first token."""
+    def rate(self, moments: list[tuple[float, int]]) -> float:
+        """Tokens per second: of the prompts, or of the answers after every one has its first token."""
+        (first, begun), (last, done) = moments[0], moments[-1]
         if self.measure == "prefill":
-            return self.batch * self.context / moments[0]
-        return self.batch * (len(moments) - 1) / (moments[-1] - moments[0])
+            return self.batch * self.context / first
+        return (done - begun) / (last - first)
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ FOUR_BIT_CELLS = (
     Cell("decode", 1, 3900, 128),
     Cell("prefill", 1, 512, 1),
     Cell("prefill", 1, 2048, 1),
-    Cell("decode", 1, 128, 128, busy=1),
+    Cell("decode", 1, 128, 32, busy=1),
 )
 GROUPS = (
     Group("q4_1", "gguf", ("llama.cpp",), FOUR_BIT_CELLS),
@@ -129,12 +130,12 @@ class Peer:
         self._signal(signal.SIGSTOP)
         return facts
 
-    def run(self, prompts: list[list[int]], tokens: int) -> list[float]:
+    def run(self, prompts: list[list[int]], tokens: int) -> list[tuple[float, int]]:
         """See peer_engines/answers.py."""
         assert self._process.stdin is not None
         self._signal(signal.SIGCONT)
         self._process.stdin.write(json.dumps({"prompts": prompts, "tokens": tokens}) + "\n")
-        moments: list[float] = self._answer()["moments"]
+        moments: list[tuple[float, int]] = self._answer()["moments"]
         self._signal(signal.SIGSTOP)
         return moments
 

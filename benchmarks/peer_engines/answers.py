@@ -2,8 +2,8 @@
 
 Runs under each peer's own interpreter, so it imports the standard library only. What the peer prints itself goes to
 stderr. The first line out is {"ready": facts}, written after one token has been generated; then, for each line
-{"prompts": [[id, ...], ...], "tokens": N}, one line {"moments": [s, ...]}: the seconds from the start of the cell to
-the moment when every prompt has its k-th token, k = 1 ... N.
+{"prompts": [[id, ...], ...], "tokens": N}, one line {"moments": [[s, total], ...]}: the seconds from the start of the
+cell to the moment when every prompt has its k-th token, k = 1 ... N, and the tokens that all of them have then.
 """
 
 import argparse
@@ -20,8 +20,8 @@ class PeerEngine(Protocol):
     facts: dict[str, Any]
     """Version and build, for the report."""
 
-    def run(self, prompts: list[list[int]], tokens: int) -> list[float]:
-        """Generate exactly `tokens` tokens greedily for every prompt at once."""
+    def run(self, prompts: list[list[int]], tokens: int) -> list[tuple[float, int]]:
+        """Generate exactly `tokens` tokens greedily for every prompt at once; the moments."""
         ...
 
 
@@ -45,4 +45,4 @@ def serve(open_engine: Callable[[argparse.Namespace], PeerEngine]) -> None:
     for line in sys.stdin:
         cell = json.loads(line)
         moments = engine.run(cell["prompts"], cell["tokens"])
-        print(json.dumps({"moments": [round(moment, 6) for moment in moments]}), file=answers)
+        print(json.dumps({"moments": moments}), file=answers)

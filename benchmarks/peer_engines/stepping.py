@@ -18,7 +18,7 @@ class SteppingEngine:
         self.make_params = make_params
         self.facts = facts
 
-    def run(self, prompts: list[list[int]], tokens: int) -> list[float]:
+    def run(self, prompts: list[list[int]], tokens: int) -> list[tuple[float, int]]:
         """See answers.PeerEngine."""
         started = time.perf_counter()
         counts = {}
@@ -26,11 +26,11 @@ class SteppingEngine:
             request_id = f"peer-{next(_ids)}"
             counts[request_id] = 0
             self.engine.add_request(request_id, {"prompt_token_ids": prompt}, self.make_params(tokens))
-        moments: list[float] = []
+        moments: list[tuple[float, int]] = []
         while len(moments) < tokens:
             outputs = self.engine.step()
             now = time.perf_counter() - started
             for output in outputs:
                 counts[output.request_id] = len(output.outputs[0].token_ids)
-            moments += [now] * (min(counts.values()) - len(moments))
+            moments += [(now, sum(counts.values()))] * (min(counts.values()) - len(moments))
         return moments

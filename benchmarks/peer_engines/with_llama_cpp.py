@@ -22,14 +22,14 @@ class LlamaCppEngine:
             "threads": threads,
         }
 
-    def run(self, prompts: list[list[int]], tokens: int) -> list[float]:
+    def run(self, prompts: list[list[int]], tokens: int) -> list[tuple[float, int]]:
         """See answers.PeerEngine."""
         if len(prompts) != 1:
             raise ValueError("this peer is measured with one stream only")
         started = time.perf_counter()
-        moments: list[float] = []
+        moments: list[tuple[float, int]] = []
         for _ in self.llama.generate(prompts[0], temp=0.0, repeat_penalty=1.0, reset=True):
-            moments.append(time.perf_counter() - started)
+            moments.append((time.perf_counter() - started, len(moments) + 1))
             if len(moments) == tokens:
                 break
         self.llama.reset()

@@ -32,7 +32,7 @@ class TransformersEngine:
         self.model = AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype).eval()
         self.facts = {"version": transformers.__version__, "torch": torch.__version__, "dtype": options.dtype}
 
-    def run(self, prompts: list[list[int]], tokens: int) -> list[float]:
+    def run(self, prompts: list[list[int]], tokens: int) -> list[tuple[float, int]]:
         """See answers.PeerEngine."""
         moments = _Moments()
         ids = torch.tensor(prompts)
@@ -45,7 +45,7 @@ class TransformersEngine:
             pad_token_id=0,
             stopping_criteria=[moments],
         )
-        return moments.seen
+        return [(moment, len(prompts) * count) for count, moment in enumerate(moments.seen, 1)]
 
 
 if __name__ == "__main__":

@@ -63,8 +63,9 @@ def test_the_load_is_read_now_and_then_and_never_over_a_pause(tmp_path: Path) ->
     rule = LoadRule(read_cpu_share(make_machine(tmp_path, 2), range(2)), machine.load(), machine.now)
     assert rule.threads(machine.pass_time(WINDOW / 2, others=2, own=2)) == 2
     assert rule.threads(machine.pass_time(WINDOW / 2, others=1, own=1)) == 1
-    machine.pass_time(STALE, others=0)  # no steps
-    assert rule.threads(machine.now) == 1
+    machine.pass_time(STALE, others=2)  # no steps: what others took is no word on now
+    assert rule.threads(machine.now) == 2
+    assert rule.threads(machine.pass_time(WINDOW, others=1, own=1)) == 1
     assert rule.threads(machine.pass_time(WINDOW, others=0, own=1)) == 1
     assert rule.threads(machine.pass_time(WINDOW, others=0, own=1)) == 2
 

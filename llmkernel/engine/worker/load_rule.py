@@ -12,7 +12,9 @@ WINDOW = 0.1
 """Seconds between two reads: the kernel's clock ticks every hundredth."""
 
 STALE = 1.0
-"""Seconds after which what others took is no word on what they take now: the engine was idle."""
+"""Seconds after which what others took is no word on what they take now: the engine was idle. All threads begin then:
+a prompt is one long step, and to read it with half of them costs more than a wrong guess does.
+"""
 
 TAKE_BACK, GIVE = 0.4, 0.25
 """The part of a processor that others may take from a thread which runs already, and from one more: cpu.md section 5.
@@ -56,8 +58,10 @@ class LoadRule:
         if age >= WINDOW:
             self._read_at = now
             other = self._load.read()
-            if other is not None and age < STALE:
-                share = self._share
+            share = self._share
+            if age >= STALE:
+                self._room = ThreadRoom(share.most_threads, share.most_threads)
+            elif other is not None:
                 self._room = next_room(self._room, available=share.available, other=other, most=share.most_threads)
         return self._room.threads
 
