@@ -7,6 +7,9 @@ from typing import Any
 
 __all__ = ["SteppingEngine"]
 
+_SLACK = 64
+"""Tokens asked for beyond those that are counted: whose prompt is read first decodes on until the last one is done."""
+
 _ids = itertools.count()
 
 
@@ -22,10 +25,13 @@ class SteppingEngine:
         """See answers.PeerEngine."""
         started = time.perf_counter()
         counts = {}
+        asked = self.make_params(tokens if tokens == 1 else tokens + _SLACK)
         for prompt in prompts:
             request_id = f"peer-{next(_ids)}"
             counts[request_id] = 0
-            self.engine.add_request(request_id, {"prompt_token_ids": prompt}, self.make_params(tokens))
+            self.engine.add_request(
+                request_id, {"prompt_token_ids": prompt}, self.make_params(tokens + (_SLACK if tokens > 1 else 0))
+            )
         moments: list[tuple[float, int]] = []
         while len(moments) < tokens:
             outputs = self.engine.step()
@@ -33,4 +39,7 @@ class SteppingEngine:
             for output in outputs:
                 counts[output.request_id] = len(output.outputs[0].token_ids)
             moments += [(now, sum(counts.values()))] * (min(counts.values()) - len(moments))
+        self.engine.abort_request([request_id for request_id, count in counts.items() if count < tokens + _SLACK])
+        while self.engine.has_unfinished_requests():
+            self.engine.step()
         return moments

@@ -33,8 +33,11 @@ class PrefillPacer:
         self._token_seconds = 0.0
 
     def limit(self, waiting: int) -> int:
-        """Prompt tokens of a step in which somebody decodes, and so many wait for their first token."""
-        if not self._token_seconds:
+        """Prompt tokens of a step in which somebody decodes, and so many wait for their first token.
+
+        While no step has only decoded, nothing is known that could be stretched: the first prompts are read whole.
+        """
+        if not self._token_seconds or not self._decode_seconds:
             return self._most
         decode = self._decode_seconds
         extra = max(STRETCH * waiting**2 * decode, NOT_FELT - decode)
