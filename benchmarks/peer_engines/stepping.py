@@ -29,9 +29,7 @@ class SteppingEngine:
         for prompt in prompts:
             request_id = f"peer-{next(_ids)}"
             counts[request_id] = 0
-            self.engine.add_request(
-                request_id, {"prompt_token_ids": prompt}, self.make_params(tokens + (_SLACK if tokens > 1 else 0))
-            )
+            self.engine.add_request(request_id, {"prompt_token_ids": prompt}, asked)
         moments: list[tuple[float, int]] = []
         while len(moments) < tokens:
             outputs = self.engine.step()
