@@ -11,7 +11,7 @@ from collections.abc import Callable
 __all__ = ["Departure"]
 
 GRACE_SECONDS = 0.3
-_OWNER_GONE_SECONDS = 0.5
+_OWNER_GONE_SECONDS = 0.8
 _CLEANUP_SECONDS = 1.0
 
 

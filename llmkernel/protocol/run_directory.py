@@ -299,9 +299,18 @@ def _lock(folder: Path, kind: Callable[[int], bool]) -> int:
     return lock
 
 
+_REMOVALS = 5
+
+
 def _remove(folder: Path, lock: int) -> None:
-    """Remove the directory whose lock we have. On Windows the lock's own file stays until it is closed."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """Remove the directory whose lock we have. On Windows the lock's own file stays until it is closed.
+
+    A thread of ours may still write a file into it meanwhile, so what is not empty is emptied again.
+    """
+    for _ in range(_REMOVALS):
+        shutil.rmtree(folder, ignore_errors=True)
+        if _WINDOWS or not folder.exists():
+            break
     if _WINDOWS and folder.exists():
         with open(os.devnull, "rb") as nothing:
             os.dup2(nothing.fileno(), lock)  # lets go of the lock's file; whoever closes `lock` need not know
