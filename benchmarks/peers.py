@@ -13,7 +13,6 @@ until then, `start` the seconds from the start of the process to its first token
 import argparse
 import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from decode import cpu_name
 
 from llmkernel.config import EngineArgs
 from llmkernel.engine.worker.model_source import resolve_model
@@ -279,15 +279,6 @@ def random_prompts(cell: Cell, seed: int) -> list[list[int]]:
     rng = np.random.default_rng(seed)
     prompts: list[list[int]] = rng.integers(VOCABULARY.start, VOCABULARY.stop, (cell.batch, cell.context)).tolist()
     return prompts
-
-
-def cpu_name() -> str:
-    """The CPU's name where /proc tells it."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
 
 
 if __name__ == "__main__":

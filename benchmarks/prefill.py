@@ -11,13 +11,12 @@ import os
 import statistics
 import time
 
-from decode import cpu_name, random_prompts
+from decode import cpu_name
 
+from benchmarks.core_requests import add_requests
 from llmkernel.config import EngineArgs
 from llmkernel.engine.core import EngineCore
 from llmkernel.engine.executor import UniProcExecutor
-from llmkernel.protocol.requests import EngineCoreRequest
-from llmkernel.protocol.sampling_params import SamplingParams
 
 CELLS = [(1, 128), (1, 512), (1, 2048), (1, 8000), (8, 256), (32, 128)]
 """Prompts x tokens of each."""
@@ -65,20 +64,7 @@ def main() -> None:
 
 def measure(core: EngineCore, batch: int, context: int) -> float:
     """Seconds from the first step to the first token of the last prompt."""
-    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
-    for index, prompt in enumerate(random_prompts(batch, context, core.ready.model.vocab_size)):
-        request = EngineCoreRequest(
-            request_id=f"{batch}-{index}",
-            prompt_token_ids=prompt,
-            mm_features=None,
-            sampling_params=params,
-            pooling_params=None,
-            arrival_time=time.time(),
-            lora_request=None,
-            cache_salt=None,
-            data_parallel_rank=None,
-        )
-        core.add_request(core.preprocess_add_request(request))
+    add_requests(core, batch, context, 1)
     started = time.perf_counter()
     while core.has_requests():
         core.step()

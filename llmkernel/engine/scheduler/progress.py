@@ -36,15 +36,10 @@ def request_progress(scheduler: Scheduler, client_index: int) -> list[RequestPro
 
 def _without_tokens(scheduler: Scheduler) -> Iterator[tuple[Request, int, str]]:
     for request in scheduler.running:
-        if _is_read(request):
+        if request.reads_prompt:
             yield request, 0, ""
     place = 0
     for place, request in enumerate(scheduler.waiting, 1):
         yield request, place, scheduler.why_waiting(request)
     for later, request in enumerate(scheduler.compiling.values(), place + 1):
         yield request, later, COMPILING
-
-
-def _is_read(request: Request) -> bool:
-    """Parts of its text are still to be computed; one that decodes lacks its newest token only."""
-    return request.num_output_tokens == 0 or request.num_computed_tokens < request.num_tokens - 1

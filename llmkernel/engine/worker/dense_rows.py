@@ -13,7 +13,7 @@ import torch
 
 from llmkernel.engine.worker.attention import LayerSpec, attend, attend_products
 from llmkernel.engine.worker.kv_store import KVStore, Places
-from llmkernel.engine.worker.scheduled_tokens import SHORT_CHUNK, Padding, ScheduledTokens
+from llmkernel.engine.worker.scheduled_tokens import SHORT_CHUNK, Padding, ScheduledTokens, block_table
 
 __all__ = ["DenseGroup", "DenseRows"]
 
@@ -83,10 +83,7 @@ class DenseRows:
         others = {owners: group for owners, group in self._kept.items() if owners not in self._next} | self._next
         if num_bytes + sum(group.num_bytes for group in others.values() if group is not None) > self._max_bytes:
             return None
-        table = np.zeros((len(sequences), blocks), dtype=np.int64)
-        for row, sequence in enumerate(sequences):
-            used = sequence.block_ids[: -(-sequence.context // size)]
-            table[row, : len(used)] = used
+        table = block_table(sequences, [0] * len(sequences), blocks, size)
         places = self._store.places(torch.from_numpy(table))
         return DenseGroup(self._store, places, sequences, blocks * size, dtype, num_bytes)
 

@@ -15,7 +15,7 @@ from llmkernel.engine.worker.attention import LayerSpec, batched_products_win
 from llmkernel.engine.worker.attention_spans import AttentionSpan, DenseSpan, GatheredSpan, ShortChunksSpan
 from llmkernel.engine.worker.dense_rows import DenseGroup, DenseRows
 from llmkernel.engine.worker.kv_store import KVStore, Slots
-from llmkernel.engine.worker.scheduled_tokens import Padding, ScheduledTokens, apart
+from llmkernel.engine.worker.scheduled_tokens import Padding, ScheduledTokens, apart, block_table
 
 __all__ = ["PagedAttention", "ScheduledTokens"]
 
@@ -125,7 +125,7 @@ class PagedAttention:
         firsts = np.array([sequence.first_seen(window) // size for sequence in group])
         ends = np.array([sequence.context for sequence in group]) - firsts * size
         length = int(ends.max())
-        table = _table(group, firsts, -(-length // size), size)
+        table = block_table(group, firsts, -(-length // size), size)
         if batched_products_win(self._dtype, self._device, len(group), table.shape[1] * size):
             length = table.shape[1] * size
         begins = np.array([sequence.first_seen(window) for sequence in group]) - firsts * size
@@ -140,7 +140,7 @@ class PagedAttention:
         size = self._store.block_size
         firsts = np.array([sequence.first_seen(window) // size for sequence in group])
         blocks = max(-(-sequence.context // size) - first for sequence, first in zip(group, firsts, strict=True))
-        table = _table(group, firsts, blocks, size)
+        table = block_table(group, firsts, blocks, size)
         padding = Padding.of(group)
         keys = firsts[:, None] * size + np.arange(blocks * size)
         hidden = keys[:, None, :] > padding.positions[:, :, None]
@@ -183,15 +183,6 @@ class PagedAttention:
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
-
-
-def _table(group: Sequence[ScheduledTokens], firsts: np.ndarray, blocks: int, size: int) -> np.ndarray:
-    """Block ids from the first one that each sees, int64 [requests, blocks], the null block behind the last."""
-    table = np.zeros((len(group), blocks), dtype=np.int64)
-    for row, (sequence, first) in enumerate(zip(group, firsts, strict=True)):
-        used = sequence.block_ids[first : -(-sequence.context // size)]
-        table[row, : len(used)] = used
-    return table
 
 
 def _groups(decodes: Sequence[ScheduledTokens], window: int | None) -> list[Sequence[ScheduledTokens]]:

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-__all__ = ["SHORT_CHUNK", "Padding", "ScheduledTokens", "apart", "attention_order"]
+__all__ = ["SHORT_CHUNK", "Padding", "ScheduledTokens", "apart", "attention_order", "block_table"]
 
 SHORT_CHUNK = 16
 """Tokens up to which chunks attend in groups: drafts, and what a cached prefix leaves of a prompt."""
@@ -92,3 +92,14 @@ def attention_order(sequences: Sequence[ScheduledTokens]) -> list[int]:
         return not sequence.is_few, are_apart and sequence.num_tokens > 1, sequence.num_computed
 
     return sorted(range(len(sequences)), key=key)
+
+
+def block_table(
+    group: Sequence[ScheduledTokens], firsts: Sequence[int] | np.ndarray, blocks: int, size: int
+) -> np.ndarray:
+    """Block ids from the first one that each sees, int64 [requests, blocks], the null block behind the last."""
+    table = np.zeros((len(group), blocks), dtype=np.int64)
+    for row, (sequence, first) in enumerate(zip(group, firsts, strict=True)):
+        used = sequence.block_ids[first : -(-sequence.context // size)]
+        table[row, : len(used)] = used
+    return table
