@@ -11,7 +11,7 @@ from llmkernel.client.control_client import ControlClient, EngineStuckError
 from llmkernel.errors import EngineDeadError, InvalidRequestError
 from llmkernel.protocol.control import Attach
 from llmkernel.protocol.curve_key import CurveKey
-from llmkernel.protocol.run_directory import check_private
+from llmkernel.protocol.run_folder import check_private
 
 __all__ = ["Attachment", "RunningEngine"]
 

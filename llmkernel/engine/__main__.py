@@ -12,6 +12,7 @@ import sys
 
 from llmkernel.engine.departure import Departure
 from llmkernel.engine.log_file import trim_log
+from llmkernel.engine.owner_process import OwnerProcess
 from llmkernel.engine.parent_watch import ParentWatch
 
 SWITCH_INTERVAL = 5e-5
@@ -26,10 +27,10 @@ def main(argv: list[str] | None = None) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL)
     faulthandler.enable()
     key = _read_key() if options.key_on_stdin else b""
-    departure = Departure(options.parent_pid)
+    owner = OwnerProcess(options.parent_pid) if options.keep_alive is None else None
+    departure = Departure(owner, options.run_dir)
     departure.install_signals()
-    on_gone = departure.owner_is_gone if options.keep_alive is None else None
-    watch = ParentWatch(options.parent_pid, on_gone=on_gone, on_quit=departure.request, each_poll=trim_log)
+    watch = ParentWatch(owner, on_gone=departure.owner_is_gone, on_quit=departure.request, each_poll=trim_log)
     watch.start(death_signal=options.death_signal)
     _configure_logging()
     code = 1

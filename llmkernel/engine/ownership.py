@@ -1,10 +1,9 @@
 """Ownership: whose engine this is, and how long it stays when it is nobody's (keep_alive, design D3)."""
 
-import math
-import signal
 import time
 
 from llmkernel.config import LONGEST_LEASE
+from llmkernel.engine.system_alarm import set_alarm
 
 __all__ = ["STARTER", "Ownership"]
 
@@ -44,13 +43,13 @@ class Ownership:
         """The owner is gone."""
         assert self.keep_alive is not None
         self._expires = time.monotonic() + self.keep_alive
-        _set_alarm(math.ceil(self.keep_alive) + ALARM_GRACE)
+        set_alarm(self.keep_alive + ALARM_GRACE)
 
     def take(self, client_index: int, pid: int) -> None:
         """There is an owner again."""
         self.client_index, self.pid = client_index, pid
         self._expires = None
-        _set_alarm(0)
+        set_alarm(0)
 
     def check_vacant(self) -> None:
         """ValueError, with the reason, where nobody can become the owner."""
@@ -70,8 +69,3 @@ class Ownership:
     def _check_kept(self) -> None:
         if self.keep_alive is None:
             raise ValueError("This engine is not kept alive; it ends with its owner.")
-
-
-def _set_alarm(seconds: int) -> None:
-    if hasattr(signal, "alarm"):  # not on Windows
-        signal.alarm(seconds)

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from llmkernel.protocol.process_handle import ProcessHandle
+from llmkernel.engine.owner_process import OwnerProcess
 
 __all__ = ["QUIT", "ParentWatch"]
 
@@ -20,39 +20,34 @@ QUIT = b"q"
 """What the owner writes into our stdin to ask us to leave; closing it says that the owner is gone."""
 
 POLL_SECONDS = 0.5
-_PARENTS_STAY = os.name == "nt"  # there a process keeps the pid of a parent that has ended
 _PR_SET_PDEATHSIG = 1
 
 
 class ParentWatch:
     """Calls `on_gone` (on a thread of its own, perhaps twice) when the owner is gone, `on_quit` when it asks us to go.
 
-    parent_pid: the owner. each_poll: called at every look at the parent's pid, every POLL_SECONDS; keep it cheap.
-    on_gone None: the engine is kept alive, others watch its owner, and a closed pipe means nothing.
+    owner: None: the engine is kept alive, others watch its owner, and a closed pipe means nothing. each_poll: called at
+    every look at the owner, every POLL_SECONDS; keep it cheap.
     """
 
     def __init__(
         self,
-        parent_pid: int,
+        owner: OwnerProcess | None,
         *,
-        on_gone: Callable[[], None] | None,
+        on_gone: Callable[[], None],
         on_quit: Callable[[], None],
         each_poll: Callable[[], object] | None = None,
     ) -> None:
-        self._parent_pid = parent_pid
+        self._owner = owner
         self._on_gone = on_gone
         self._on_quit = on_quit
         self._each_poll = each_poll
-        self._owner: ProcessHandle | None = None
-        if _PARENTS_STAY and on_gone is not None:
-            with contextlib.suppress(ProcessLookupError):  # it is gone already
-                self._owner = ProcessHandle(parent_pid)
 
     def start(self, *, death_signal: bool) -> None:
         """Start the guards. death_signal: the owner's main thread started us, so the kernel's signal can be trusted."""
         if death_signal and sys.platform == "linux":
             _leave_a_second_after_the_parent()
-        if self._on_gone is not None and self._owner_left():  # before the signal was set
+        if self._owner is not None and self._owner.gone:  # before the signal was set
             self._on_gone()
         threading.Thread(target=self._watch_pipe, name="llmkernel-owner-pipe", daemon=True).start()
         threading.Thread(target=self._watch_pid, name="llmkernel-owner-pid", daemon=True).start()
@@ -64,7 +59,7 @@ class ParentWatch:
             except OSError:
                 asked = b""  # a closed stdin says the same
             if not asked:
-                if self._on_gone is not None:
+                if self._owner is not None:
                     self._on_gone()
                 return
             if QUIT in asked:
@@ -73,23 +68,19 @@ class ParentWatch:
     def _watch_pid(self) -> None:
         pause = threading.Event()
         while not pause.wait(POLL_SECONDS):
-            if self._on_gone is not None and self._owner_left():
+            if self._owner is not None and self._owner.gone:
                 self._on_gone()
                 return
             if self._each_poll is not None:
                 self._each_poll()
-
-    def _owner_left(self) -> bool:
-        if _PARENTS_STAY:
-            return self._owner is None or self._owner.ended
-        return os.getppid() != self._parent_pid
 
 
 def _leave_a_second_after_the_parent() -> None:
     """SIGHUP when the parent dies, and with it SIGALRM a second later, which ends us even if no Python code can run.
 
     SIGKILL at once would be surer still, but then nobody could remove the run directory. The handler is libc's
-    alarm(seconds) itself: SIGHUP is signal 1, so the alarm rings after one second.
+    alarm(seconds) itself: SIGHUP is signal 1, so the alarm rings after one second. Departure puts it off for its
+    clean-up.
     """
     with contextlib.suppress(OSError, AttributeError):  # another libc: the other guards hold
         libc = ctypes.CDLL(None, use_errno=True)

@@ -4,7 +4,6 @@ A run is alive while some process holds its lock file, never by a pid: the syste
 ends, however it ends. Holders share the lock (flock LOCK_SH); whoever removes a dead run must get it alone.
 """
 
-import contextlib
 import os
 import re
 import secrets
@@ -18,16 +17,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from llmkernel.errors import LLMKernelError
 from llmkernel.logger import init_logger
 from llmkernel.protocol.file_lock import try_share, try_take
+from llmkernel.protocol.run_folder import RunDirectoryError, check_private, remove_orphan, remove_tree
 from llmkernel.protocol.transport import MAX_IPC_PATH
 
 __all__ = [
     "RunDirectory",
     "RunDirectoryError",
     "RunDirectoryHeldError",
-    "check_private",
     "default_base",
     "live_runs",
     "remove_dead",
@@ -44,10 +42,6 @@ _LONGEST_TAIL = len("/llmk-00000000/12345678")
 _UNFINISHED_AGE = 60.0
 _WINDOWS = os.name == "nt"
 _FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
-
-
-class RunDirectoryError(LLMKernelError, OSError):
-    """A folder that sockets must not live in, or no folder at all; the message says which and why."""
 
 
 class RunDirectoryHeldError(RunDirectoryError):
@@ -206,7 +200,7 @@ def remove_dead(path: str | os.PathLike[str]) -> bool:
         check_private(folder)
         lock = _lock(folder, try_take)
     except FileNotFoundError:
-        return _remove_without_lock(folder)
+        return remove_orphan(folder)  # no lock file
     except OSError:
         return False  # not ours, or alive
     try:
@@ -214,19 +208,6 @@ def remove_dead(path: str | os.PathLike[str]) -> bool:
     finally:
         os.close(lock)
     return not folder.exists()
-
-
-def check_private(folder: Path) -> None:
-    """RunDirectoryError unless `folder` is a directory of ours, no link, of mode 0700."""
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode):
-        raise RunDirectoryError(f"{folder} is not a folder (a link is refused).")
-    if _WINDOWS:  # no owners and modes: the temporary folder lies in the user's profile, which others cannot read
-        return
-    if status.st_uid != os.geteuid():
-        raise RunDirectoryError(f"{folder} belongs to another user.")
-    if stat.S_IMODE(status.st_mode) != 0o700:
-        raise RunDirectoryError(f"{folder} has mode {stat.S_IMODE(status.st_mode):04o}, not 0700.")
 
 
 def _candidates() -> list[Path]:
@@ -299,31 +280,12 @@ def _lock(folder: Path, kind: Callable[[int], bool]) -> int:
     return lock
 
 
-_REMOVALS = 5
-
-
 def _remove(folder: Path, lock: int) -> None:
-    """Remove the directory whose lock we have. On Windows the lock's own file stays until it is closed.
-
-    A thread of ours may still write a file into it meanwhile, so what is not empty is emptied again.
-    """
-    for _ in range(_REMOVALS):
-        shutil.rmtree(folder, ignore_errors=True)
-        if _WINDOWS or not folder.exists():
-            break
-    if _WINDOWS and folder.exists():
+    """Remove the directory whose lock we have. On Windows the lock's own file stays until it is closed."""
+    if not remove_tree(folder) and _WINDOWS:
         with open(os.devnull, "rb") as nothing:
             os.dup2(nothing.fileno(), lock)  # lets go of the lock's file; whoever closes `lock` need not know
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _remove_without_lock(folder: Path) -> bool:
-    """A directory without a lock file: the rest of a removal that was cut short, or of a start that was."""
-    with contextlib.suppress(OSError):
-        check_private(folder)
-        shutil.rmtree(folder)
-        return True
-    return False
+        remove_tree(folder)
 
 
 def _age(path: Path, now: float) -> float:

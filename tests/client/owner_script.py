@@ -1,6 +1,7 @@
 """A program that owns an engine: the tests start it with a mode; it prints the engine's pid and does what that says."""
 
 import asyncio
+import ctypes
 import os
 import sys
 import threading
@@ -48,6 +49,10 @@ def main() -> None:
         client.ready()
     client.ready()
     if mode == "forked" and os.fork() == 0:  # the sibling inherits the pipe's end and holds it
+        say("sibling", os.getpid())
+        time.sleep(60)
+        os._exit(0)
+    if mode == "bare_fork" and ctypes.CDLL(None).fork() == 0:  # native code, which knows nothing of Python's fork hooks
         say("sibling", os.getpid())
         time.sleep(60)
         os._exit(0)

@@ -84,6 +84,7 @@ def test_sigkill_of_the_owner_right_after_the_start(owners: list[Owner], base: P
     owners.append(owner := Owner("sync"))
     owner.popen.kill()
     wait_gone(owner.engine, GONE)
+    assert run_directories(base) == []
 
 
 def test_sigkill_of_the_owner_while_tokens_come(owners: list[Owner], base: Path) -> None:
@@ -103,8 +104,10 @@ def test_sigkill_of_the_owner_during_a_step_of_30_seconds(owners: list[Owner], b
     assert run_directories(base) == []
 
 
-def test_sigkill_of_the_owner_while_a_forked_sibling_holds_the_pipe(owners: list[Owner], base: Path) -> None:
-    owners.append(owner := Owner("forked"))
+@pytest.mark.parametrize("mode", ["forked", "bare_fork"])
+def test_sigkill_of_the_owner_while_a_forked_sibling_holds_the_pipe(owners: list[Owner], base: Path, mode: str) -> None:
+    """After bare_fork it holds the run's lock, too."""
+    owners.append(owner := Owner(mode))
     sibling = int(owner.wait_for("sibling"))
     try:
         owner.popen.kill()

@@ -21,9 +21,9 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        self.alarms: list[int] = []
+        self.alarms: list[float] = []
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(module, "_set_alarm", self.alarms.append)
+        monkeypatch.setattr(module, "set_alarm", self.alarms.append)
 
 
 def test_a_lease_runs_between_two_owners(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_owners_are_watched_and_the_end_of_the_lease_is_the_engines(
     if not pidfd:
         monkeypatch.delattr(os, "pidfd_open")
         monkeypatch.setattr("llmkernel.engine.peer_watch.POLL_MS", 20)
-    monkeypatch.setattr(module, "_set_alarm", lambda _: None)
+    monkeypatch.setattr(module, "set_alarm", lambda _: None)
     with a_process() as first, a_process() as second:
         monkeypatch.setattr(os, "getppid", lambda: first.pid)
         owned = Ownership(first.pid, keep_alive=60)
@@ -136,7 +136,7 @@ def test_owners_are_watched_and_the_end_of_the_lease_is_the_engines(
 
 def test_an_owner_that_was_gone_before_it_was_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gone for good, or its pid another's by now: not our parent."""
-    monkeypatch.setattr(module, "_set_alarm", lambda _: None)
+    monkeypatch.setattr(module, "set_alarm", lambda _: None)
     with a_process() as other, a_process() as gone:
         gone.kill()
         gone.wait()

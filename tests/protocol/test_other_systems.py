@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from llmkernel.engine import parent_watch
-from llmkernel.protocol import file_lock, run_directory
+from llmkernel.engine import owner_process, parent_watch
+from llmkernel.engine.owner_process import OwnerProcess
+from llmkernel.protocol import file_lock, run_directory, run_folder
 from llmkernel.protocol.file_lock import try_share, try_take
 from llmkernel.protocol.run_directory import RunDirectory, live_runs, sweep_dead
 
@@ -75,6 +76,7 @@ def test_run_directories_where_folders_have_no_modes_and_keep_their_names(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(run_directory, "_WINDOWS", True)
+    monkeypatch.setattr(run_folder, "_WINDOWS", True)
     tmp_path.chmod(0o755)
     with RunDirectory(tmp_path) as run:
         assert run.transport == "tcp"
@@ -87,14 +89,14 @@ def test_run_directories_where_folders_have_no_modes_and_keep_their_names(
 def test_an_owner_is_watched_by_its_handle_where_children_keep_their_parents_pid(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(parent_watch, "_PARENTS_STAY", True)
+    monkeypatch.setattr(owner_process, "_PARENTS_STAY", True)
     monkeypatch.setattr(parent_watch, "POLL_SECONDS", 0.01)
     gone, polled = threading.Event(), threading.Event()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as owner:
-        watch = parent_watch.ParentWatch(owner.pid, on_gone=gone.set, on_quit=gone.set, each_poll=polled.set)
+        handle = OwnerProcess(owner.pid)
+        watch = parent_watch.ParentWatch(handle, on_gone=gone.set, on_quit=gone.set, each_poll=polled.set)
         threading.Thread(target=watch._watch_pid, daemon=True).start()
         assert polled.wait(5) and not gone.is_set()
         owner.kill()
         assert gone.wait(5)
-    late = parent_watch.ParentWatch(owner.pid, on_gone=gone.set, on_quit=gone.set)
-    assert late._owner_left()
+    assert OwnerProcess(owner.pid).gone

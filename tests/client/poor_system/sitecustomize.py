@@ -32,7 +32,7 @@ sys.modules["msvcrt"] = msvcrt
 sys.modules["fcntl"] = None  # type: ignore[assignment]
 for module, names in {
     os: ("O_CLOEXEC", "O_NOFOLLOW", "pread", "pidfd_open", "waitid", "sysconf", "sched_getaffinity"),
-    signal: ("SIGALRM", "alarm", "pidfd_send_signal", "pthread_kill"),
+    signal: ("SIGALRM", "alarm", "setitimer", "pidfd_send_signal", "pthread_kill"),
 }.items():
     for name in names:
         delattr(module, name)
