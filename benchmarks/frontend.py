@@ -1,16 +1,19 @@
 """What the front end costs per token, as JSON.
 
-`process`: EngineCoreOutputs, as they were decoded, to the RequestOutput in the hands of the reader (OutputProcessor and
-collectors, one process). `stream`: ADD to text through a real engine process whose fake model takes no time, so this is
-everything but the model: scheduler, wire, detokenizer, asyncio. `add`: one request of 64 prompt tokens from the call to
-the socket.
+`path`: EngineCoreOutputs encoded, decoded, processed and taken by their readers, without a socket, with the text of
+--model's tokenizer; beside vLLM's where its interpreter is given. `process`: of that, EngineCoreOutputs as they were
+decoded to the RequestOutput in the hands of the reader (OutputProcessor and collectors), tokens that are bytes.
+`stream`: ADD to text through a real engine process whose fake model takes no time, so this is everything but the
+model: scheduler, wire, detokenizer, asyncio. `add`: one request of 64 prompt tokens from the call to the socket.
 
     python benchmarks/frontend.py [--streams 1 64 256] [--tokens 200] [--kind cumulative|delta]
+    python benchmarks/frontend.py --peer vllm=/envs/vllm/bin/python
 """
 
 import argparse
 import asyncio
 import json
+import os
 import platform
 import resource
 import statistics
@@ -18,6 +21,8 @@ import time
 
 import msgspec
 
+from benchmarks.frontend_path import PEERS, measure_path
+from benchmarks.peer_process import add_peer_option
 from llmkernel.config import EngineArgs
 from llmkernel.engine.fake_tokenizer import fake_tokenizer_facts
 from llmkernel.llm.async_llm import AsyncLLM
@@ -130,11 +135,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--step-ms", type=float, default=0)
     parser.add_argument("--kind", choices=["cumulative", "delta"], default="delta")
+    parser.add_argument("--model", default="smollm2", help="whose tokenizer `path` takes")
+    add_peer_option(parser, PEERS)
     options = parser.parse_args()
     kind = RequestOutputKind[options.kind.upper()]
     result = {
         "benchmark": "frontend",
         "python": platform.python_version(),
+        "load_average": os.getloadavg()[0],
         "kind": options.kind,
         "tokens_per_stream": options.tokens,
         "step_ms": options.step_ms,
@@ -145,6 +153,7 @@ def main() -> None:
     for streams in options.streams:
         result["process_cpu_us_per_token"][streams] = round(measure_process(streams, options.tokens, kind), 2)
         result["stream"][streams] = asyncio.run(measure_stream(streams, options.tokens, kind, options.step_ms))
+    result["path"] = measure_path(dict(options.peer), options.model, options.streams, options.tokens, kind.name)
     print(json.dumps(result, indent=2))
 
 

@@ -1,9 +1,9 @@
-"""The loop of a peer's process: cells come in as JSON lines on stdin, moments go out as JSON lines on stdout.
+"""The loop of a peer's process: questions come in as JSON lines on stdin, answers go out as JSON lines on stdout.
 
 Runs under each peer's own interpreter, so it imports the standard library only. What the peer prints itself goes to
-stderr. The first line out is {"ready": facts}, written after one token has been generated; then, for each line
-{"prompts": [[id, ...], ...], "tokens": N}, one line {"moments": [[s, total], ...]}: the seconds from the start of the
-cell to the moment when every prompt has its k-th token, k = 1 ... N, and the tokens that all of them have then.
+stderr. The first line out is {"ready": facts}. An engine writes it after one token has been generated; then, for each
+line {"prompts": [[id, ...], ...], "tokens": N}, one line {"moments": [[s, total], ...]}: the seconds from the start of
+the cell to the moment when every prompt has its k-th token, k = 1 ... N, and the tokens that all of them have then.
 """
 
 import argparse
@@ -37,12 +37,20 @@ def parse_options() -> argparse.Namespace:
 
 def serve(open_engine: Callable[[argparse.Namespace], PeerEngine]) -> None:
     """Open the engine, then answer cells until stdin ends."""
+
+    def open_peer() -> tuple[dict[str, Any], Callable[[dict[str, Any]], dict[str, Any]]]:
+        engine = open_engine(parse_options())
+        engine.run([[1, 2, 3, 4]], 1)
+        return engine.facts, lambda cell: {"moments": engine.run(cell["prompts"], cell["tokens"])}
+
+    answer_lines(open_peer)
+
+
+def answer_lines(open_peer: Callable[[], tuple[dict[str, Any], Callable[[dict[str, Any]], dict[str, Any]]]]) -> None:
+    """`open_peer` gives the facts and what answers a question."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever the library prints must not stand among the answers
-    engine = open_engine(parse_options())
-    engine.run([[1, 2, 3, 4]], 1)
-    print(json.dumps({"ready": engine.facts}), file=answers)
+    facts, answer = open_peer()
+    print(json.dumps({"ready": facts}), file=answers)
     for line in sys.stdin:
-        cell = json.loads(line)
-        moments = engine.run(cell["prompts"], cell["tokens"])
-        print(json.dumps({"moments": moments}), file=answers)
+        print(json.dumps(answer(json.loads(line))), file=answers)

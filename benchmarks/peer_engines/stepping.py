@@ -7,7 +7,7 @@ from typing import Any
 
 __all__ = ["SteppingEngine"]
 
-_SLACK = 64
+_SLACK = 1024
 """Tokens asked for beyond those that are counted: whose prompt is read first decodes on until the last one is done."""
 
 _ids = itertools.count()

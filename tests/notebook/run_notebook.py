@@ -16,14 +16,15 @@ NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
 
 def run_notebook(name: str, *, timeout: int = 120, env: Mapping[str, str] | None = None) -> Any:
-    """Execute notebooks/`name` and return it with its outputs; the file is left as it is.
+    """Execute notebooks/`name` (or a whole path) and return it with its outputs; the file is left as it is.
 
     A cell that raises, or takes more than `timeout` seconds, raises here. The kernel is this Python; it sees nothing of
     the user's IPython configuration, and `env` on top of this process's environment.
     """
-    notebook = nbformat.read(NOTEBOOKS / name, as_version=4)
+    path = NOTEBOOKS / name
+    notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(
-        notebook, timeout=timeout, kernel_name="python3", resources={"metadata": {"path": str(NOTEBOOKS)}}
+        notebook, timeout=timeout, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
     )
     client.create_kernel_manager()
     client.km.kernel_spec.argv[0] = sys.executable  # whatever a kernel spec of the user says

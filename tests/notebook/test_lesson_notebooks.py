@@ -1,11 +1,12 @@
 """notebooks/many_requests, dashboard, sampling_and_logprobs and benchmarks run from top to bottom."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.notebook.run_notebook import output_text, run_notebook
+from tests.notebook.run_notebook import NOTEBOOKS, output_text, run_notebook
 
 
 @pytest.mark.timeout(300)
@@ -50,13 +51,46 @@ def test_sampling_and_logprobs() -> None:
 
 
 @pytest.mark.timeout(120)
-def test_benchmarks(tmp_path: Path) -> None:
-    (tmp_path / "matplotlib.py").write_text("raise ImportError")  # nobody can read figures out of a plot
-    notebook = run_notebook("benchmarks.ipynb", timeout=60, env={"PYTHONPATH": str(tmp_path)})
+def test_benchmarks(no_matplotlib: str) -> None:
+    notebook = run_notebook("benchmarks.ipynb", timeout=60, env={"PYTHONPATH": no_matplotlib})
     assert output_text(notebook, "read").startswith("matplotlib is not installed: tables")
     assert re.search(r"^decode, engine_core +[\d.]+ ", output_text(notebook, "decode"), re.MULTILINE)
     assert re.search(r"^governor( +[\d.]+){4}$", output_text(notebook, "busy"), re.MULTILINE)
+    assert re.search(r"^over vllm +[\d.]+ ", output_text(notebook, "peers"), re.MULTILINE)
     measured = output_text(notebook, "scheduler").splitlines()
     assert measured[1].split() == ["running", "requests", "1", "64", "256"]
     one, _, many = (float(figure.replace(",", "")) for figure in measured[2].split()[1:])
     assert 0 < one < many
+
+
+@pytest.mark.timeout(120)
+def test_benchmarks_of_which_a_part_was_run(tmp_path: Path, no_matplotlib: str) -> None:
+    """What is there is drawn; of the rest it is said how it is measured."""
+    results = tmp_path / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    (tmp_path / "benchmarks" / "scheduler.py").symlink_to(NOTEBOOKS.parent / "benchmarks" / "scheduler.py")
+    (tmp_path / "notebooks").mkdir()
+    notebook_path = shutil.copy(NOTEBOOKS / "benchmarks.ipynb", tmp_path / "notebooks")
+    (results / "mixed.json").write_text("{")
+    (results / "prefill-laptop.json").write_text('{"cells": {"1 x 128": {"tokens_per_second": 1234.5}}}')
+    (results / "frontend.json").write_text('{"path": {"cpu_us_per_token": {"1": {"llmkernel": 6.5}}}}')
+
+    notebook = run_notebook(notebook_path, timeout=60, env={"PYTHONPATH": no_matplotlib})
+    assert re.search(r"^prefill-laptop, 1 at once +1,234$", output_text(notebook, "prefill"), re.MULTILINE)
+    assert output_text(notebook, "mixed").splitlines() == [
+        "mixed.json is not JSON: was its run interrupted?",
+        "No run yet: python -m benchmarks.mixed > benchmarks/results/mixed.json",
+    ]
+    assert output_text(notebook, "frontend").endswith("measured without vLLM (--peer vllm=PYTHON).\n")
+    assert output_text(notebook, "peers").endswith("--peer NAME=PYTHON --into benchmarks/results/peers.json\n")
+    for cell in ("decode", "busy", "startup", "sampler", "speculation", "streams"):
+        assert output_text(notebook, cell).startswith("No run yet: python -m benchmarks."), cell
+
+
+@pytest.fixture
+def no_matplotlib(tmp_path: Path) -> str:
+    """A folder for PYTHONPATH: nobody can read figures out of a plot."""
+    folder = tmp_path / "without"
+    folder.mkdir()
+    (folder / "matplotlib.py").write_text("raise ImportError")
+    return str(folder)
