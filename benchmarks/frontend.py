@@ -22,7 +22,7 @@ import time
 import msgspec
 
 from benchmarks.frontend_path import PEERS, measure_path
-from benchmarks.peer_process import add_peer_option
+from benchmarks.peer_process import add_peer_option, end_in_order
 from llmkernel.config import EngineArgs
 from llmkernel.engine.fake_tokenizer import fake_tokenizer_facts
 from llmkernel.llm.async_llm import AsyncLLM
@@ -138,6 +138,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2", help="whose tokenizer `path` takes")
     add_peer_option(parser, PEERS)
     options = parser.parse_args()
+    end_in_order()
     kind = RequestOutputKind[options.kind.upper()]
     result = {
         "benchmark": "frontend",

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PeerProcess", "add_peer_option"]
+__all__ = ["PeerProcess", "add_peer_option", "end_in_order"]
 
 SCRIPTS = Path(__file__).parent / "peer_engines"
 _END_OF_LOG = 4000
@@ -103,3 +103,8 @@ def add_peer_option(parser: argparse.ArgumentParser, names: list[str]) -> None:
         return name, python
 
     parser.add_argument("--peer", action="append", default=[], type=peer, metavar="NAME=PYTHON", help=", ".join(names))
+
+
+def end_in_order() -> None:
+    """From now on SIGTERM ends this program as SystemExit does, and so its peers, which may stand still."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from decode import cpu_name
 
-from benchmarks.peer_process import PeerProcess, add_peer_option
+from benchmarks.peer_process import PeerProcess, add_peer_option, end_in_order
 from benchmarks.peer_report import OURS, PeerReport
 from llmkernel.config import EngineArgs
 from llmkernel.engine.worker.model_source import resolve_model
@@ -121,6 +121,7 @@ def competitors(count: int) -> Iterator[None]:
 def main() -> None:
     """Measure what was chosen with the peers that were given, and print one JSON object."""
     options = parse_options()
+    end_in_order()
     peers = dict(options.peer)
     report = PeerReport(options.into, options.model)
     weights = find_weights(options.model, peers.get("llama.cpp"))

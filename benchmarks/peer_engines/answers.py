@@ -7,11 +7,15 @@ the cell to the moment when every prompt has its k-th token, k = 1 ... N, and th
 """
 
 import argparse
+import ctypes
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any, Protocol
+
+_PR_SET_PDEATHSIG = 1
 
 
 class PeerEngine(Protocol):
@@ -47,7 +51,10 @@ def serve(open_engine: Callable[[argparse.Namespace], PeerEngine]) -> None:
 
 
 def answer_lines(open_peer: Callable[[], tuple[dict[str, Any], Callable[[dict[str, Any]], dict[str, Any]]]]) -> None:
-    """`open_peer` gives the facts and what answers a question."""
+    """`open_peer` gives the facts and what answers a question. Whoever asked is killed: so is this process, stopped or
+    not (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever the library prints must not stand among the answers
     facts, answer = open_peer()

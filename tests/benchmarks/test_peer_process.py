@@ -1,6 +1,7 @@
 """A library's process is asked in JSON lines, stands still in between, and says why when it dies."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,24 @@ def test_a_dead_one_ends_the_run_with_what_it_said(script: str) -> None:
         peer.wait_ready()
         with pytest.raises(SystemExit, match=r"(?s)not an answer.*cannot do that.*adder ended without an answer"):
             peer.ask({"product": [1, 2]})
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_it_goes_with_the_one_that_asks(script: str, number: signal.Signals) -> None:
+    conductor = f"""
+import sys, time
+from benchmarks.peer_process import PeerProcess, end_in_order
+end_in_order()
+with PeerProcess("adder", sys.executable, {script!r}, ["1.0"]) as peer:
+    print(peer.wait_ready()["pid"], flush=True)
+    time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", conductor], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        peer = psutil.Process(int(process.stdout.readline()))
+        process.send_signal(number)
+        process.wait(10)
+        peer.wait(10)
 
 
 @pytest.mark.parametrize(
