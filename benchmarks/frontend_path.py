@@ -5,8 +5,7 @@ import sys
 from contextlib import ExitStack
 from typing import Any
 
-from benchmarks.peer_process import PeerProcess
-from benchmarks.peer_report import OURS
+from benchmarks.peer_process import OURS, PeerProcess
 from llmkernel.config import EngineArgs
 from llmkernel.engine.worker.model_source import resolve_model
 from llmkernel.llm.tokenizer import Tokenizer

@@ -12,11 +12,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PeerProcess", "add_peer_option", "end_in_order"]
+__all__ = ["OURS", "PEER_ENGINES", "PeerProcess", "add_peer_option", "end_in_order"]
 
-SCRIPTS = Path(__file__).parent / "peer_engines"
+OURS = "llmkernel"
+"""The peer that is this library itself."""
+
+PEER_ENGINES = Path(__file__).parent / "peer_engines"
+"""The folder of the scripts."""
+
 _END_OF_LOG = 4000
-"""Characters of it that are shown."""
+"""Characters of what a dead one printed that are shown."""
 
 
 class PeerProcess:
@@ -33,7 +38,7 @@ class PeerProcess:
         self._started = time.perf_counter()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - close() closes it
         self._process = subprocess.Popen(
-            [python, str(SCRIPTS / script), *arguments],
+            [python, str(PEER_ENGINES / script), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

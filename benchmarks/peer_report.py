@@ -7,11 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peer_process import PeerProcess
+from benchmarks.peer_process import OURS, PeerProcess
 
-__all__ = ["OURS", "PeerReport"]
-
-OURS = "llmkernel"
+__all__ = ["PeerReport"]
 
 
 class PeerReport:

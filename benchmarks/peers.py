@@ -25,8 +25,8 @@ from pathlib import Path
 import numpy as np
 from decode import cpu_name
 
-from benchmarks.peer_process import PeerProcess, add_peer_option, end_in_order
-from benchmarks.peer_report import OURS, PeerReport
+from benchmarks.peer_process import OURS, PeerProcess, add_peer_option, end_in_order
+from benchmarks.peer_report import PeerReport
 from llmkernel.config import EngineArgs
 from llmkernel.engine.worker.model_source import resolve_model
 

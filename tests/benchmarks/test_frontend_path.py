@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import frontend_path
 from benchmarks.frontend_path import measure_path
-from benchmarks.peer_process import SCRIPTS
+from benchmarks.peer_process import PEER_ENGINES
 
 
 @pytest.fixture(autouse=True)
@@ -27,10 +27,10 @@ def test_two_front_ends_beside_each_other(monkeypatch: pytest.MonkeyPatch, kind:
 
 
 def test_costs_of_different_texts_are_not_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    source = (SCRIPTS / "front_end_of_llmkernel.py").read_text()
+    source = (PEER_ENGINES / "front_end_of_llmkernel.py").read_text()
     other = tmp_path / "other.py"
     other.write_text(
-        f"import sys\nsys.path.insert(0, {str(SCRIPTS)!r})\n"
+        f"import sys\nsys.path.insert(0, {str(PEER_ENGINES)!r})\n"
         + source.replace(
             "sampling_params=SamplingParams,", "sampling_params=lambda **k: SamplingParams(detokenize=False, **k),"
         )

@@ -9,11 +9,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.peer_process import SCRIPTS, PeerProcess
+from benchmarks.peer_process import PEER_ENGINES, PeerProcess
 
 PEER = f"""
 import os, sys
-sys.path.insert(0, {str(SCRIPTS)!r})
+sys.path.insert(0, {str(PEER_ENGINES)!r})
 from answers import answer_lines
 
 def answer(question):
@@ -83,7 +83,7 @@ with PeerProcess("adder", sys.executable, {script!r}, ["1.0"]) as peer:
     ],
 )
 def test_a_choice_that_there_is_not_is_refused_by_name(arguments: list[str], said: str) -> None:
-    script = SCRIPTS.parent / "peers.py"
+    script = PEER_ENGINES.parent / "peers.py"
     done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True)
     assert done.returncode == 2
     assert said in " ".join(done.stderr.split())
