@@ -137,6 +137,8 @@ class BackgroundResources:
         if self.attachment is not None and not self.attachment.owns and not self.process_exited:
             self.attachment.detach()
         if self.process is not None:
+            if self.run_directory is not None:
+                self.run_directory.remove()  # if we are killed now, the engine has nothing to leave behind
             self.bytes_given_back = self.process.shutdown(timeout)
 
     def _close_sockets_where_they_live(self) -> None:

@@ -119,6 +119,14 @@ class RunDirectory:
         finally:
             os.close(lock)
 
+    def remove(self) -> None:
+        """Remove the directory of a run that its maker ends, before it ends the others who hold it: whenever the maker
+        dies on the way, nothing is left, or somebody is there who removes it. Nothing for those who joined, nor on
+        Windows, where open files stay; `close` is still to be called.
+        """
+        if self._owns and not _WINDOWS and self._lock is not None and os.getpid() == self._pid:
+            remove_tree(self.path)
+
     def leave(self) -> None:
         """Let go of the run, which goes on: another process holds it. Nothing is removed. Idempotent."""
         if self._lock is not None and os.getpid() == self._pid:

@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import os
+import signal
 import sys
 import threading
 import time
@@ -60,6 +61,9 @@ def main() -> None:
         from tests.client.fake_engine import make_request
 
         client.add_request(make_request("long", max_tokens=10))
+    if mode == "leaving":  # its engine does not answer, so this takes its time
+        os.kill(client.process.pid, signal.SIGSTOP)
+        client.shutdown(timeout=60)
     if mode == "exit":
         sys.exit(0)
     if mode == "os_exit":

@@ -118,6 +118,17 @@ def test_sigkill_of_the_owner_while_a_forked_sibling_holds_the_pipe(owners: list
         os.kill(sibling, signal.SIGKILL)
 
 
+def test_sigkill_of_the_owner_while_it_ends_its_engine(owners: list[Owner], base: Path) -> None:
+    """As by a server that interrupts a load, and restarts the kernel at once. The engine has been asked to leave."""
+    owners.append(owner := Owner("leaving"))
+    while run_directories(base):
+        time.sleep(0.005)  # nothing tells of a directory that goes
+    owner.popen.kill()
+    os.kill(owner.engine, signal.SIGCONT)
+    wait_gone(owner.engine, GONE)
+    assert run_directories(base) == []
+
+
 def test_an_engine_whose_python_cannot_run_is_ended_by_the_system(owners: list[Owner]) -> None:
     """The main thread holds the GIL in a C call that never ends: only the kernel's signals get through."""
     executor = "tests.client.broken_executor:GilHoldingExecutor"
