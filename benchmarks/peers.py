@@ -98,7 +98,7 @@ GROUPS = (
             Cell("decode", 16, 128, 128),
             Cell("decode", 64, 128, 128),
             Cell("decode", 16, 1024, 64),
-            Cell("decode", 16, 4096, 32),
+            Cell("decode", 16, 4096, 16),
             Cell("prefill", 1, 2048, 1),
             Cell("prefill", 8, 256, 1),
         ),
