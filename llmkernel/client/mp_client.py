@@ -1,5 +1,6 @@
 """MPClient: what the sync and the async client share. It starts the engine process and owns the sockets."""
 
+import asyncio
 import os
 import time
 import weakref
@@ -15,7 +16,7 @@ from llmkernel.client.adopted_process import AdoptedProcess
 from llmkernel.client.async_control import ask
 from llmkernel.client.attached_process import AttachedProcess
 from llmkernel.client.attachment import Attachment, RunningEngine
-from llmkernel.client.control_client import STUCK_AFTER
+from llmkernel.client.control_client import STUCK_AFTER, EngineStuckError
 from llmkernel.client.engine_core_client import EngineCoreClient
 from llmkernel.client.failure import StartupFailure
 from llmkernel.client.keep_alive import KeepAlive
@@ -39,6 +40,8 @@ from llmkernel.protocol.serial import MsgpackDecoder, MsgpackEncoder
 from llmkernel.protocol.transport import bound_address, make_zmq_socket
 
 __all__ = ["MPClient"]
+
+_CONTROL_POLL = 0.05
 
 OUTPUT_HWM = 1024
 """Messages that may wait in the output socket; then the engine merges what comes (design D9).
@@ -161,6 +164,11 @@ class MPClient(EngineCoreClient):
         engine = self.running_engine
         if engine is None:
             raise EngineDeadError("This engine has no control channel; it was started by somebody else.")
+        deadline = time.monotonic() + timeout
+        while not engine.has_control:  # its process is just coming up
+            if time.monotonic() > deadline:
+                raise EngineStuckError.after(timeout)
+            await asyncio.sleep(_CONTROL_POLL)  # nothing tells of a file that appears
         pong: Pong = await ask(engine.control_address, Ping(), Pong, timeout, engine.key)
         return pong
 

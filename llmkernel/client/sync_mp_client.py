@@ -42,7 +42,7 @@ T = TypeVar("T")
 class SyncMPClient(MPClient):
     """The client for blocking code, in any thread and beside any loop. Calls may come from several threads.
 
-    on_silence: called in a call that waits, every SILENCE seconds in which nothing comes; quick.
+    on_silence: called in a call that waits, `ready` too, every SILENCE seconds in which nothing comes; quick.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class SyncMPClient(MPClient):
         """Wait until the engine takes requests. EngineStartupError says why not, and everything is given back."""
         with self._startup_lock:
             if not self.startup.over:
-                self._state.run_startup()
+                self._state.run_startup(lambda: self.on_silence())
         if not self.startup.done:
             error = self.startup_error()
             self.shutdown()
@@ -183,21 +183,21 @@ class _SyncState:
         resources.on_release = self._on_release
         resources.on_close = self._on_close
 
-    def run_startup(self) -> None:
+    def run_startup(self, on_silence: Callable[[], None]) -> None:
         """Pump the handshake or attach, take the registration, start the output thread. `startup` holds the outcome."""
         with self._pump:
-            self._run_startup(self.startup, self.resources)
+            self._run_startup(self.startup, self.resources, on_silence)
 
-    def _run_startup(self, startup: Startup, resources: BackgroundResources) -> None:
+    def _run_startup(self, startup: Startup, resources: BackgroundResources, on_silence: Callable[[], None]) -> None:
         try:
             if resources.attachment is not None:
                 self._attach(resources.attachment)
             while startup.needs_handshake:
-                reply = startup.handshake_message(self._receive(resources.handshake_socket))
+                reply = startup.handshake_message(self._receive(resources.handshake_socket, on_silence))
                 if reply is not None:
                     _reply(resources.handshake_socket, reply)
             while startup.state is StartupState.STARTED:
-                startup.registration_message(self._receive(resources.input_socket))
+                startup.registration_message(self._receive(resources.input_socket, on_silence))
         except _Ended:
             pass
         if not startup.done:
@@ -240,14 +240,15 @@ class _SyncState:
             self.utility_results.fail_all(self.resources.dead_error)
             self.outputs_queue.put(self.resources.dead_error())
 
-    def _receive(self, source: Any) -> Sequence[Any]:
+    def _receive(self, source: Any, on_silence: Callable[[], None]) -> Sequence[Any]:
         """The next message of `source`; _Ended when the process is gone and has left nothing there, or on shutdown."""
         if self.resources.closing:  # by a progress callback
             raise _Ended
         poller = zmq.Poller()
         poller.register(source, zmq.POLLIN)
         poller.register(self._wake_reader, zmq.POLLIN)
-        ready = dict(poller.poll())
+        while not (ready := dict(poller.poll(int(SILENCE * 1000)))):
+            on_silence()
         if self.resources.closing:
             raise _Ended
         if source in ready or source.poll(DRAIN_MS):

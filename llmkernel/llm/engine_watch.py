@@ -79,9 +79,10 @@ class EngineWatch:
             self._task = background_task(self.watch(), "llmkernel-engine-watch")
 
     def close(self) -> None:
-        """Stop watching. On the loop."""
-        if self._task is not None:
-            self._task.cancel()
+        """Stop watching, until somebody waits again. On the loop."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
 
     async def watch(self) -> None:
         """Ask whenever nothing has been heard for QUIET seconds; ends when nobody waits."""
@@ -94,8 +95,9 @@ class EngineWatch:
                     await self._ask(max(STUCK_AFTER - silent, _LEAST_WAIT) if self._state != "stuck" else STUCK_AFTER)
         except EngineDeadError:
             pass  # others tell of that
-        if self._state != "ok":
-            self._change("ok")
+        finally:
+            if self._state != "ok":
+                self._change("ok")
 
     async def _ask(self, timeout: float) -> None:  # noqa: ASYNC109 - the ping minds it
         asked = time.monotonic()

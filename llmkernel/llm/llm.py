@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from llmkernel.config import DEFAULT_MODEL, EngineArgs, format_bytes
@@ -32,8 +32,8 @@ class LLM:
     `LLM(engine=...)` shares an engine that runs: that of an AsyncLLM, an LLM or an LLMEngine, or the pid of one. Its
     model comes with it; it goes on when this LLM is shut down, and ends with its owner.
 
-    Loading blocks, and says in one line what memory the model takes; a call that waits for an engine that does not
-    answer says so after 5 s (quiet=True: neither). Works in scripts without a
+    Loading blocks, and says in one line what memory the model takes; a load or a call that waits for an engine that
+    does not answer says so after 5 s (quiet=True: neither). Works in scripts without a
     __main__ guard, in notebook cells, and from several threads. Every call owns its requests: it returns the answers
     to its own prompts in their order, and if it is interrupted it aborts its own.
     """
@@ -47,13 +47,13 @@ class LLM:
         quiet: bool = False,
         **engine_args: Any,
     ) -> None:
+        on_health = None if quiet else _say_when_stuck
         if engine is None:
-            self.llm_engine = LLMEngine(EngineArgs.from_options(model, **engine_args), executor_class=executor_class)
+            args = EngineArgs.from_options(model, **engine_args)
+            self.llm_engine = LLMEngine(args, executor_class=executor_class, on_health=on_health)
         else:
-            self.llm_engine = _attached(engine, model, executor_class, engine_args)
+            self.llm_engine = _attached(engine, model, executor_class, engine_args, on_health)
         self._step_lock = threading.Lock()
-        if not quiet:
-            self.llm_engine.add_health_callback(_say_when_stuck)
         if not quiet and engine is None:
             _say(self._describe_memory())
 
@@ -339,7 +339,13 @@ def _refuse(name: str) -> NoReturn:
     raise UnsupportedFeatureError(f"{name} is not built yet; use generate, chat or stream.", parameter=name)
 
 
-def _attached(engine: object, model: str, executor_class: str | None, engine_args: Mapping[str, Any]) -> LLMEngine:
+def _attached(
+    engine: object,
+    model: str,
+    executor_class: str | None,
+    engine_args: Mapping[str, Any],
+    on_health: Callable[[EngineHealth], None] | None,
+) -> LLMEngine:
     running, args = resolve_engine(engine)
     asked = list(engine_args) + ["model"] * (model not in (DEFAULT_MODEL, args.model))
     asked += ["executor_class"] * (executor_class is not None)
@@ -348,4 +354,4 @@ def _attached(engine: object, model: str, executor_class: str | None, engine_arg
             f"engine= shares {args.model} as it was loaded; leave out {', '.join(asked)}, or load without engine=.",
             parameter=asked[0],
         )
-    return LLMEngine(args, engine=running)
+    return LLMEngine(args, engine=running, on_health=on_health)

@@ -37,6 +37,7 @@ class LLMEngine:
     The constructor returns when the model is loaded. Needs no event loop, and works where one is running. Not for
     several threads at once (LLM is). multiprocess_mode False: the engine lives in this process, for tests and
     lessons. engine: one that runs already, to share in place of starting one; `args` are those it was started with.
+    on_health: see `add_health_callback`; from here on it hears of a load that gets stuck, too.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class LLMEngine:
         log_stats: bool = True,
         multiprocess_mode: bool = True,
         on_progress: Callable[[Progress], None] | None = None,
+        on_health: Callable[[EngineHealth], None] | None = None,
         engine: RunningEngine | None = None,
     ) -> None:
         self.args = args
@@ -54,7 +56,11 @@ class LLMEngine:
         self.engine_core: EngineCoreClient = make_client(
             multiprocess_mode, False, args, executor_class, self.log_stats, engine
         )
+        self.output_processor = OutputProcessor(log_stats=self.log_stats, stream_interval=args.stream_interval)
+        self._watch = _watch(self.engine_core, self.output_processor)
         try:
+            if on_health is not None:
+                self.add_health_callback(on_health)
             if on_progress is not None and hasattr(self.engine_core, "add_progress_callback"):
                 self.engine_core.add_progress_callback(on_progress)
             self.facts: EngineCoreReadyResponse = self.engine_core.ready()
@@ -65,12 +71,9 @@ class LLMEngine:
             self.engine_core.shutdown()
             raise
         self.input_processor = InputProcessor(args, self.facts, self.tokenizer)
-        self.output_processor = OutputProcessor(
-            self.tokenizer, log_stats=self.log_stats, stream_interval=args.stream_interval
-        )
+        self.output_processor.tokenizer = self.tokenizer
         self.output_processor.clock_offset = self.engine_core.clock_offset
         self._stat_logger = StatLogger() if self.log_stats else None
-        self._watch = _watch(self.engine_core, self.output_processor)
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs, **options: Any) -> "LLMEngine":
@@ -220,7 +223,7 @@ def _watch(engine_core: EngineCoreClient, output_processor: OutputProcessor) -> 
     """Asks an engine process that is silent while somebody waits; None where the engine is no process of its own."""
     if not isinstance(engine_core, SyncMPClient):
         return None
-    calls, ping_method = engine_core.utility_results, weakref.WeakMethod(engine_core.ping)
+    startup, calls, ping_method = engine_core.startup, engine_core.utility_results, weakref.WeakMethod(engine_core.ping)
 
     async def ping(timeout: float) -> Pong:  # noqa: ASYNC109 - the method minds it
         """Without holding the client, which holds this."""
@@ -229,6 +232,9 @@ def _watch(engine_core: EngineCoreClient, output_processor: OutputProcessor) -> 
             raise EngineDeadError
         return await method(timeout)
 
-    watch = EngineWatch(ping, lambda: output_processor.has_unfinished_requests() or len(calls) > 0)
+    def waits() -> bool:
+        return not startup.over or output_processor.has_unfinished_requests() or len(calls) > 0
+
+    watch = EngineWatch(ping, waits)
     engine_core.on_silence = BlockingWatch(watch).silence
     return watch

@@ -84,6 +84,7 @@ class LoopSeat:
         if self._ready_task is None:
             self._ready_task = background_task(self._load(), "llmkernel-load")
             self._ready_task.add_done_callback(_look_at_exception)
+            self.watch.somebody_waits()
         return await asyncio.shield(self._ready_task)
 
     async def add_request(
@@ -168,7 +169,10 @@ class LoopSeat:
         return self.engine_core.shutdown(timeout, restarting=restarting)  # type: ignore[call-arg]  # of MPClient
 
     async def _load(self) -> EngineCoreReadyResponse:
-        facts: EngineCoreReadyResponse = await self.engine_core.ready()
+        try:
+            facts: EngineCoreReadyResponse = await self.engine_core.ready()
+        finally:
+            self.watch.close()
         if self.tokenizer is None and (facts.tokenizer.json is not None or facts.tokenizer.path is not None):
             try:
                 self.tokenizer = await asyncio.to_thread(Tokenizer.from_facts, facts.tokenizer)
@@ -223,7 +227,8 @@ class LoopSeat:
 def _watch(engine_core: EngineCoreClient, output_processor: OutputProcessor) -> EngineWatch:
     """It must not hold the seat, so that a forgotten one is collected."""
     ping, calls = engine_core.ping, engine_core.utility_results  # type: ignore[attr-defined]  # of AsyncMPClient
-    return EngineWatch(ping, lambda: output_processor.has_unfinished_requests() or len(calls) > 0)
+    startup = engine_core.startup  # type: ignore[attr-defined]
+    return EngineWatch(ping, lambda: not startup.over or output_processor.has_unfinished_requests() or len(calls) > 0)
 
 
 def _aborted_output(request_id: str, prompt: PromptType | ChatPrompt) -> RequestOutput:

@@ -9,14 +9,18 @@ import threading
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
+from llmkernel.config import EngineArgs
 from llmkernel.errors import EngineDeadError, GenerationInterrupted
 from llmkernel.llm import engine_watch
 from llmkernel.llm.async_llm import AsyncLLM
 from llmkernel.llm.engine_watch import EngineHealth
 from llmkernel.llm.llm import LLM
+from llmkernel.llm.llm_engine import LLMEngine
 from llmkernel.protocol.control import Pong
+from llmkernel.protocol.handshake import Progress
 from llmkernel.protocol.sampling_params import SamplingParams
 from tests.llm.engines import FAKE, answer, collect, fake_llm
 
@@ -182,3 +186,43 @@ def test_a_blocking_call_asks_only_in_silence(quick: None) -> None:
             if thread.name == "llmkernel-engine-watch":
                 thread.join(5)  # it goes when nobody waits
                 assert not thread.is_alive()
+
+
+class StoppedLoad:
+    """Stops the engine when its weights come, and lets it go on once that is told; `states`: what was told."""
+
+    def __init__(self) -> None:
+        self.states: list[str] = []
+        self._engine: psutil.Process | None = None
+
+    def on_progress(self, progress: Progress) -> None:
+        if progress.stage == "weights" and self._engine is None:
+            (self._engine,) = psutil.Process().children()
+            self._engine.suspend()
+
+    def on_health(self, health: EngineHealth) -> None:
+        self.states.append(health.state)
+        if health.state == "stuck":
+            assert self._engine is not None
+            self._engine.resume()
+
+
+def test_a_blocking_load_that_gets_stuck_is_told(quick: None) -> None:
+    load, args = StoppedLoad(), EngineArgs(model="fake:load_ms=500")
+    with LLMEngine(args, executor_class=FAKE, on_progress=load.on_progress, on_health=load.on_health) as engine:
+        assert engine.facts.pid
+    assert load.states[:2] == ["stuck", "ok"]
+
+
+async def test_a_load_that_gets_stuck_is_told_to_its_loop(quick: None) -> None:
+    load = StoppedLoad()
+    llm = AsyncLLM(EngineArgs(model="fake:load_ms=500"), executor_class=FAKE)
+    try:
+        llm.add_progress_callback(load.on_progress)
+        llm.add_health_callback(load.on_health)
+        await llm.ready()
+        assert llm.health.state == "ok"
+        await collect(llm.generate("a", SamplingParams(max_tokens=3)))
+    finally:
+        llm.shutdown()
+    assert load.states[:2] == ["stuck", "ok"]
