@@ -51,7 +51,7 @@ def faulty_engine(**args: int) -> tuple[Engine, FaultyExecutor]:
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["at its start", "at its end"])
-@pytest.mark.parametrize("culprits", [{"7"}, {"0"}, {"3", "19"}], ids=str)
+@pytest.mark.parametrize("culprits", [{"7"}, {"0"}, {"3", "19"}], ids=lambda ids: " and ".join(sorted(ids)))
 def test_the_culprits_are_found_whatever_the_others_are_at(culprits: set[str], late: bool) -> None:
     """Decodes, long prompts in chunks, new requests and resumed ones, in steps that raise again and again."""
     engine, executor = faulty_engine(num_blocks=60, max_num_seqs=24, max_num_batched_tokens=24)

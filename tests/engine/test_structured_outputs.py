@@ -54,7 +54,7 @@ def wanting(**constraint: object) -> dict[str, object]:
         ({"grammar": 'root ::= "<" [0-9] ">"'}, lambda text: text[0] == "<" and text[2:] == ">"),
         ({"grammar": 'start: "<" DIGIT ">"\nDIGIT: /[0-9]/'}, lambda text: text[0] == "<" and text[2:] == ">"),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, dict) else None,
 )
 def test_each_kind_is_followed_to_its_end(constraint: dict, is_right: Callable[[str], bool]) -> None:
     engine = Engine(num_blocks=128)
