@@ -4,6 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
+# Two files at a time: most tests wait for a process that they started. In the order of their names, or a long file of
+# few tests would come last, and alone.
+SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help install demo lab test test-slow test-again test-browser extension check rows bench soak clean
 
@@ -25,10 +28,10 @@ lab: install  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir notebooks quickstart.ipynb
 
 test: install  ## every test but the slow ones, the long sweeps and the browser's
-	$(PYTEST) -m "not slow and not soak and not browser"
+	$(PYTEST) $(SIDE_BY_SIDE) -m "not slow and not soak and not browser"
 
 test-slow: install  ## tests that take a minute
-	$(PYTEST) -m "slow and not soak and not browser"
+	$(PYTEST) $(SIDE_BY_SIDE) -m "slow and not soak and not browser"
 
 STREAM := llmkernel/notebook/static/stream.js
 $(STREAM): $(shell find extension/src -type f) extension/build.mjs extension/package-lock.json
