@@ -1,4 +1,7 @@
-"""A program that owns an engine: the tests start it with a mode; it prints the engine's pid and does what that says."""
+"""A program that owns an engine: the tests start it with a mode; it prints the engine's pid and does what that says.
+
+A third argument says how it leaves while the engine loads, or once it is told to while the engine steps.
+"""
 
 import asyncio
 import ctypes
@@ -31,8 +34,16 @@ def wait_for_the_end() -> None:
     sys.stdin.read()
 
 
+def leave(way: str) -> None:
+    if way == "exit":
+        sys.exit(0)
+    if way == "os_exit":
+        os._exit(3)
+    raise SystemError("on purpose")
+
+
 def main() -> None:
-    mode, model = sys.argv[1], sys.argv[2]
+    mode, model, *ways = sys.argv[1:]
     if mode == "thread":  # the engine must not be tied to the life of the thread that starts it
         clients: list[SyncMPClient] = []
         starter = threading.Thread(target=lambda: clients.append(start(model)))
@@ -47,6 +58,8 @@ def main() -> None:
     client = start(model)
     if mode == "loading":
         client.add_progress_callback(lambda progress: say("stage", progress.stage))
+        for way in ways:
+            client.add_progress_callback(lambda progress, way=way: progress.stage == "weights" and leave(way))
         client.ready()
     client.ready()
     if mode == "forked" and os.fork() == 0:  # the sibling inherits the pipe's end and holds it
@@ -61,15 +74,15 @@ def main() -> None:
         from tests.client.fake_engine import make_request
 
         client.add_request(make_request("long", max_tokens=10))
+        for way in ways:
+            say("waiting")
+            sys.stdin.readline()
+            leave(way)
     if mode == "leaving":  # its engine does not answer, so this takes its time
         os.kill(client.process.pid, signal.SIGSTOP)
         client.shutdown(timeout=60)
-    if mode == "exit":
-        sys.exit(0)
-    if mode == "os_exit":
-        os._exit(3)
-    if mode == "raise":
-        raise SystemError("on purpose")
+    if mode in ("exit", "os_exit", "raise"):
+        leave(mode)
     if mode == "fork_child_exits":
         fork_child_exits(client)
     wait_for_the_end()

@@ -21,9 +21,9 @@ GONE = 2.0
 class Owner:
     """A running owner_script; `engine` is the pid of its engine."""
 
-    def __init__(self, mode: str, model: str = "fake:step_ms=0", **environment: str) -> None:
+    def __init__(self, mode: str, model: str = "fake:step_ms=0", *ways: str, **environment: str) -> None:
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", "tests.client.owner_script", mode, model],
+            [sys.executable, "-m", "tests.client.owner_script", mode, model, *ways],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -152,6 +152,33 @@ def test_however_the_owner_leaves(owners: list[Owner], base: Path, mode: str, co
     assert owner.popen.stderr is not None
     said = owner.popen.stderr.read()
     assert ("SystemError" in said) if mode == "raise" else said == ""
+
+
+@pytest.mark.parametrize(("way", "code"), [("exit", 0), ("os_exit", 3)])
+def test_however_the_owner_leaves_while_the_engine_loads(owners: list[Owner], base: Path, way: str, code: int) -> None:
+    owners.append(owner := Owner("loading", "fake:load_ms=60000", way))
+    assert owner.popen.wait(20) == code
+    wait_gone(owner.engine, GONE)
+    assert run_directories(base) == []
+
+
+@pytest.mark.parametrize(("way", "code"), [("exit", 0), ("os_exit", 3), ("raise", 1)])
+@pytest.mark.parametrize("stage", ["decode", "forward"])
+def test_however_the_owner_leaves_while_the_engine_steps(
+    owners: list[Owner], base: Path, stage: str, way: str, code: int
+) -> None:
+    owners.append(owner := Owner("stepping", f"fake:step_ms={200 if stage == 'decode' else 30_000}", way))
+    owner.wait_for("waiting")
+    if stage == "decode":
+        wait_for(base, lambda status: status.running == 1 and status.step_counter > 2)
+    else:
+        wait_for(base, lambda status: status.step_age > 0.1)
+    assert owner.popen.stdin is not None
+    owner.popen.stdin.write("now\n")
+    owner.popen.stdin.flush()
+    assert owner.popen.wait(20) == code
+    wait_gone(owner.engine, GONE)
+    assert run_directories(base) == []
 
 
 def test_a_forked_child_neither_ends_nor_uses_the_engine(owners: list[Owner], base: Path) -> None:
