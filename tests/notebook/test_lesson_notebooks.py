@@ -57,6 +57,9 @@ def test_benchmarks(no_matplotlib: str) -> None:
     assert re.search(r"^decode, engine_core +[\d.]+ ", output_text(notebook, "decode"), re.MULTILINE)
     assert re.search(r"^governor( +[\d.]+){4}$", output_text(notebook, "busy"), re.MULTILINE)
     assert re.search(r"^over vllm +[\d.]+ ", output_text(notebook, "peers"), re.MULTILINE)
+    for cell, row in {"prefill": "prefill, 8 at once", "mixed": "beside a long prompt", "frontend": "vllm"}.items():
+        assert re.search(rf"^{row}( +[\d.,]+)+$", output_text(notebook, cell), re.MULTILINE), cell
+    assert "No run yet" not in "".join(output_text(notebook, cell.id) for cell in notebook.cells if "outputs" in cell)
     measured = output_text(notebook, "scheduler").splitlines()
     assert measured[1].split() == ["running", "requests", "1", "64", "256"]
     one, _, many = (float(figure.replace(",", "")) for figure in measured[2].split()[1:])
