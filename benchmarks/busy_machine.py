@@ -24,7 +24,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from benchmarks.core_requests import add_requests
-from benchmarks.decode import cpu_name
+from benchmarks.machine import cpu_name
 from llmkernel.client.environment import engine_environment
 from llmkernel.config import EngineArgs
 from llmkernel.engine.core import EngineCore

@@ -12,12 +12,13 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import statistics
 import time
 from typing import Any
 
 from benchmarks.core_requests import add_requests, random_prompts
+from benchmarks.engine_options import engine_args, engine_parser
+from benchmarks.machine import cpu_name
 from llmkernel.config import EngineArgs
 from llmkernel.engine.core import EngineCore
 from llmkernel.engine.executor import UniProcExecutor
@@ -27,14 +28,7 @@ from llmkernel.protocol.sampling_params import RequestOutputKind, SamplingParams
 def main() -> None:
     """Measure what was asked for and print one JSON object."""
     options = parse_options()
-    args = EngineArgs(
-        model=options.model,
-        dtype=options.dtype,
-        implementation=options.implementation,
-        quantization=options.quantization,
-        num_threads=options.threads,
-        max_num_seqs=256,
-    )
+    args = engine_args(options, max_num_seqs=256)
     core = EngineCore(args, UniProcExecutor(), lambda *_: None)
     facts = core.ready
     report: dict[str, Any] = {
@@ -64,15 +58,10 @@ def main() -> None:
 
 def parse_options() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
-    parser.add_argument("--implementation", default="auto", choices=["auto", "fused", "transformers"])
-    parser.add_argument("--quantization", default="auto", choices=["auto", "none", "int8", "int4"])
+    parser = engine_parser(__doc__)
     parser.add_argument("--batches", default="1,4,16,64", type=lambda text: [int(part) for part in text.split(",")])
     parser.add_argument("--context", default=128, type=int, help="tokens of each prompt")
     parser.add_argument("--tokens", default=32, type=int, help="tokens generated per request and counted")
-    parser.add_argument("--threads", default="auto", type=lambda text: text if text == "auto" else int(text))
     parser.add_argument("--peer-transformers", action="store_true")
     parser.add_argument("--through-async", action="store_true")
     return parser.parse_args()
@@ -167,15 +156,6 @@ async def measure_async(args: EngineArgs, options: argparse.Namespace) -> dict[i
         await llm.reset_prefix_cache()
     llm.shutdown()
     return results
-
-
-def cpu_name() -> str:
-    """The CPU's name where /proc tells it."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
 
 
 if __name__ == "__main__":

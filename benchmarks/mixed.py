@@ -8,7 +8,6 @@ and until its first token, and their ratio; `long_prompt_seconds` is what the lo
 both spread evenly on a logarithmic scale: time to first token, inter-token latency, tokens per second of all.
 """
 
-import argparse
 import asyncio
 import json
 import math
@@ -17,9 +16,9 @@ import time
 from dataclasses import dataclass, field
 
 import numpy as np
-from decode import cpu_name
 
-from llmkernel.config import EngineArgs
+from benchmarks.engine_options import engine_args, engine_parser
+from benchmarks.machine import cpu_name
 from llmkernel.llm.async_llm import AsyncLLM
 from llmkernel.protocol.sampling_params import RequestOutputKind, SamplingParams
 
@@ -123,22 +122,11 @@ async def measure_poisson(llm: AsyncLLM, rng: np.random.Generator, rate: float, 
 
 async def main() -> None:
     """Measure both and print one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--quantization", default="auto")
-    parser.add_argument("--threads", default="auto", type=lambda text: text if text == "auto" else int(text))
+    parser = engine_parser(__doc__)
     parser.add_argument("--rate", default=2.0, type=float, help="arrivals per second")
     parser.add_argument("--requests", default=60, type=int)
     options = parser.parse_args()
-    args = EngineArgs(
-        model=options.model,
-        dtype=options.dtype,
-        quantization=options.quantization,
-        num_threads=options.threads,
-        enable_prefix_caching=False,
-    )
-    async with AsyncLLM(args) as llm:
+    async with AsyncLLM(engine_args(options, enable_prefix_caching=False)) as llm:
         facts = await llm.ready()
         report = {
             "benchmark": "mixed",

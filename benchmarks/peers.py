@@ -23,8 +23,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
-from decode import cpu_name
 
+from benchmarks.machine import cpu_name
 from benchmarks.peer_process import OURS, PeerProcess, add_peer_option, end_in_order
 from benchmarks.peer_report import PeerReport
 from llmkernel.config import EngineArgs

@@ -5,16 +5,14 @@
 EngineCore in this process, no prefix shared, until every prompt of the cell has its first token.
 """
 
-import argparse
 import json
 import os
 import statistics
 import time
 
-from decode import cpu_name
-
 from benchmarks.core_requests import add_requests
-from llmkernel.config import EngineArgs
+from benchmarks.engine_options import engine_args, engine_parser
+from benchmarks.machine import cpu_name
 from llmkernel.engine.core import EngineCore
 from llmkernel.engine.executor import UniProcExecutor
 
@@ -24,22 +22,11 @@ CELLS = [(1, 128), (1, 512), (1, 2048), (1, 8000), (8, 256), (32, 128)]
 
 def main() -> None:
     """Measure every cell some times and print one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--quantization", default="auto")
-    parser.add_argument("--implementation", default="auto")
+    parser = engine_parser(__doc__)
     parser.add_argument("--chunk", default=2048, type=int, help="max_num_batched_tokens")
     parser.add_argument("--rounds", default=3, type=int)
     options = parser.parse_args()
-    args = EngineArgs(
-        model=options.model,
-        dtype=options.dtype,
-        quantization=options.quantization,
-        implementation=options.implementation,
-        max_num_batched_tokens=options.chunk,
-        enable_prefix_caching=False,
-    )
+    args = engine_args(options, max_num_batched_tokens=options.chunk, enable_prefix_caching=False)
     core = EngineCore(args, UniProcExecutor(), lambda *_: None)
     cells = {}
     for batch, context in CELLS:

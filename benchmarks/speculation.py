@@ -14,9 +14,8 @@ import statistics
 import time
 from typing import Any
 
-from decode import cpu_name
-
-from llmkernel.config import EngineArgs
+from benchmarks.engine_options import engine_args, engine_parser
+from benchmarks.machine import cpu_name
 from llmkernel.engine.core import EngineCore
 from llmkernel.engine.executor import UniProcExecutor
 from llmkernel.llm.chat_template import ChatTemplate
@@ -71,22 +70,15 @@ PROMPTS = {
 def main() -> None:
     """Measure what was asked for and print one JSON object."""
     options = parse_options()
-    args = {
-        "model": options.model,
-        "dtype": options.dtype,
-        "quantization": options.quantization,
-        "num_threads": options.threads,
-        "max_num_seqs": max(options.batches),
-        "enable_prefix_caching": False,
-    }
+    common = {"max_num_seqs": max(options.batches), "enable_prefix_caching": False}
     settings = {
         "method": "ngram",
         "num_speculative_tokens": options.drafts,
         "disable_by_batch_size": options.disable_by_batch_size,
     }
     engines = {
-        "without": EngineCore(EngineArgs(**args), UniProcExecutor(), lambda *_: None),
-        "with": EngineCore(EngineArgs(**args, speculative=settings), UniProcExecutor(), lambda *_: None),
+        "without": EngineCore(engine_args(options, **common), UniProcExecutor(), lambda *_: None),
+        "with": EngineCore(engine_args(options, **common, speculative=settings), UniProcExecutor(), lambda *_: None),
     }
     facts = engines["with"].ready
     report: dict[str, Any] = {
@@ -108,17 +100,13 @@ def main() -> None:
 
 def parse_options() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--quantization", default="auto")
+    parser = engine_parser(__doc__)
     parser.add_argument("--kinds", default="copying,free", type=lambda text: text.split(","))
     parser.add_argument("--batches", default="1", type=lambda text: [int(part) for part in text.split(",")])
     parser.add_argument("--drafts", default=5, type=int, help="num_speculative_tokens")
     parser.add_argument("--disable-by-batch-size", default=1000, type=int, help="1000: to see where it stops to pay")
     parser.add_argument("--tokens", default=128, type=int, help="most tokens of an answer")
     parser.add_argument("--rounds", default=2, type=int)
-    parser.add_argument("--threads", default="auto", type=lambda text: text if text == "auto" else int(text))
     return parser.parse_args()
 
 
