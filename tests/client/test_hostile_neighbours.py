@@ -51,6 +51,15 @@ def run_path(client: AsyncMPClient) -> Path:
     return client.running_engine.run_path
 
 
+def what_another_user_gets(folder: Path, engine: int) -> tuple[str, str]:
+    """stdout and stderr of a process of another user that tries everything on a run directory and its engine."""
+    names = sorted(path.name for path in folder.iterdir())
+    assert {"ctl", "in0", "out0", "log", "card", "init", "lock"} <= set(names)
+    source = _TRY_EVERYTHING.format(nobody=NOBODY, folder=str(folder), names=names, engine=engine)
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)
+    return done.stdout, done.stderr
+
+
 async def test_everything_in_the_run_directory_is_ours_alone(client: AsyncMPClient) -> None:
     folder = run_path(client)
     assert stat.S_IMODE(folder.lstat().st_mode) == 0o700
@@ -65,13 +74,9 @@ async def test_everything_in_the_run_directory_is_ours_alone(client: AsyncMPClie
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 async def test_another_user_can_neither_read_nor_join_nor_disturb(client: AsyncMPClient) -> None:
-    folder = run_path(client)
-    names = sorted(path.name for path in folder.iterdir())
-    assert {"ctl", "in0", "out0", "log", "card", "init", "lock"} <= set(names)
     assert client.process is not None
-    source = _TRY_EVERYTHING.format(nobody=NOBODY, folder=str(folder), names=names, engine=client.process.pid)
-    done = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", source], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("[]\n", "")
+    gets = await asyncio.to_thread(what_another_user_gets, run_path(client), client.process.pid)
+    assert gets == ("[]\n", "")
 
 
 async def test_garbage_on_every_socket_changes_nothing(client: AsyncMPClient) -> None:
@@ -87,14 +92,15 @@ async def test_garbage_on_every_socket_changes_nothing(client: AsyncMPClient) ->
     reading = asyncio.create_task(collect(client, *(f"o{number}" for number in range(8))))
     guests = asyncio.create_task(asyncio.to_thread(collect_sync, guest, *(f"g{number}" for number in range(8))))
     for path in sockets * 3:
-        await asyncio.to_thread(_pester, path, dice)
+        await asyncio.to_thread(pester, path, dice)
     for name, outputs in ((await reading) | (await guests)).items():
         assert tokens(outputs) == fake_answer([int(name[1:])], 1500)
     assert await client.call_utility_async("is_sleeping") is False
     guest.shutdown()
 
 
-def _pester(path: Path, dice: random.Random) -> None:
+def pester(path: Path, dice: random.Random) -> None:
+    """Garbage on the socket `path`: raw bytes, and messages from ZMQ sockets of kinds that do not belong there."""
     for raw in (b"\0" * 5000, b"GET / HTTP/1.1\r\n\r\n", dice.randbytes(2000), b"\xff\0\0\0\0\0\0\0\x01\x7f\x03"):
         with socket.socket(socket.AF_UNIX) as hostile:
             try:

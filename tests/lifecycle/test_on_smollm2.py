@@ -1,6 +1,8 @@
 """The engine's life with the default model: what the other tests here repeat on the fake one, once each."""
 
 import json
+import os
+import random
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ import psutil
 import pytest
 
 from llmkernel.client.attachment import RunningEngine
+from tests.client.test_hostile_neighbours import pester, what_another_user_gets
 from tests.lifecycle.test_interrupt_often import shows
 from tests.lifecycle.test_kernel_death import (
     assert_nothing_is_left,
@@ -112,6 +115,29 @@ def test_however_a_stream_is_left_the_engine_is_as_before(loaded: Kernel, leave:
     assert cell.status == "ok", cell.traceback
     cell = loaded.run(BASELINE)
     assert cell.status == "ok", cell.traceback
+
+
+def test_neighbours_and_prompts_change_nothing(loaded: Kernel, tmp_path: Path) -> None:
+    before, dice = text_of(loaded), random.Random(7)
+    folder = Path(loaded.value(f"str({SLOT}.llm.running_engine.run_path)"))
+    pid = loaded.value(f"{SLOT}.process.pid")
+    if os.geteuid() == 0:  # only root can become another user
+        assert what_another_user_gets(folder, pid) == ("[]\n", "")
+    loaded.run(EIGHT)
+    assert loaded.run(UNTIL_EIGHT_RUN).status == "ok"
+    sockets = [path for path in folder.iterdir() if path.is_socket()]
+    assert {path.name for path in sockets} >= {"ctl", "in0", "out0"}
+    for path in sockets:
+        pester(path, dice)
+    cell = loaded.run("await eight", timeout=90)
+    assert cell.status == "ok", cell.traceback
+    assert "Ignored" in (folder / "log").read_text()
+    written = tmp_path / "written"
+    code = f"__import__('pathlib').Path({str(written)!r}).touch()"
+    for magic in ("%%generate --max-tokens 4", "%%generate -i --max-tokens 4"):
+        loaded.run(f"{magic}\n!touch {written}\n{{{code}}}\n<|im_end|>\n%%python\n{code}\n<script>{code}</script>")
+    assert not written.exists()
+    assert text_of(loaded) == before and loaded.value(f"{SLOT}.process.pid") == pid
 
 
 def importing(kernel: Kernel, base: Path) -> RunningEngine:
