@@ -11,6 +11,7 @@ import zmq
 
 from llmkernel.client.async_control import ask
 from llmkernel.client.attachment import Attachment
+from llmkernel.client.client_state import DRAIN_MS, EXIT_WAIT, ClientState, Ended
 from llmkernel.client.output_receiver import QUEUE_LIMIT, OutputReceiver
 from llmkernel.client.resources import BackgroundResources
 from llmkernel.client.startup import Startup, StartupState
@@ -26,12 +27,6 @@ __all__ = ["AsyncState", "OutputHooks", "run_output_task", "run_startup_task"]
 
 logger = init_logger(__name__)
 
-EXIT_WAIT = 0.5
-"""Seconds that waiters wait for the exit code of an engine that said it is dead."""
-
-DRAIN_MS = 100
-"""How long a socket must be silent, once the process is gone, until nothing more is expected from it."""
-
 YIELD_ABOVE = 4
 """Messages in the outputs queue from which the reader lets its consumer run first."""
 
@@ -43,11 +38,10 @@ class MergingQueue(asyncio.Queue[EngineCoreOutputs | Exception]):
         self._queue: Any = OutputBacklog(QUEUE_LIMIT)
 
 
-class AsyncState:
+class AsyncState(ClientState[MergingQueue]):
     """What the tasks of one client work on.
 
-    ended: done when the process has ended or the client is closed. concluded: everybody who waited has been failed, and
-    the outputs queue holds what came before that, then the error.
+    ended: done when the process has ended or the client is closed.
     """
 
     def __init__(
@@ -57,13 +51,8 @@ class AsyncState:
         decoder: MsgpackDecoder,
         utility_results: UtilityCalls,
     ) -> None:
-        self.resources = resources
-        self.startup = startup
-        self.decoder = decoder
-        self.utility_results = utility_results
-        self.outputs_queue = MergingQueue()
+        super().__init__(resources, startup, decoder, utility_results, MergingQueue())
         self.ended: asyncio.Future[None] | None = None
-        self.concluded = False
         resources.on_exit = self._on_exit
         resources.on_release = self._on_release
 
@@ -80,14 +69,6 @@ class AsyncState:
         if self.ended is not None and self.resources.process is not None:
             await asyncio.wait([self.ended], timeout=EXIT_WAIT)
         self.conclude()
-
-    def conclude(self) -> None:
-        """The engine is dead: fail everybody who waits, now."""
-        self.resources.record_death()
-        if not self.concluded:
-            self.concluded = True
-            self.utility_results.fail_all(self.resources.dead_error)
-            self.outputs_queue.put_nowait(self.resources.dead_error())
 
     def _on_exit(self) -> None:
         """Monitor thread: the process ended by itself."""
@@ -121,10 +102,6 @@ class AsyncState:
             self.ended.set_result(None)
 
 
-class _Ended(Exception):
-    """There is nothing more to receive."""
-
-
 async def run_startup_task(state: AsyncState) -> None:
     """Pump the handshake, or attach; then take the registration. Never raises: the outcome is in `state.startup`."""
     startup, resources = state.startup, state.resources
@@ -139,7 +116,7 @@ async def run_startup_task(state: AsyncState) -> None:
             startup.registration_message(await _receive(state, resources.input_socket))
         if startup.state is StartupState.FAILED and state.ended is not None:
             await asyncio.wait([state.ended], timeout=EXIT_WAIT)
-    except _Ended:
+    except Ended:
         pass
     except asyncio.CancelledError:
         if not resources.closing:  # closing a socket cancels who reads it: no reason to cancel who waits for us
@@ -153,7 +130,7 @@ async def run_startup_task(state: AsyncState) -> None:
 
 
 async def _attach(state: AsyncState, attachment: Attachment) -> None:
-    """Ask the engine for a place; _Ended if there is none, with the reason in `attachment.failure`."""
+    """Ask the engine for a place; Ended if there is none, with the reason in `attachment.failure`."""
     assert state.ended is not None
     engine = attachment.engine
     address = (
@@ -165,34 +142,34 @@ async def _attach(state: AsyncState, attachment: Attachment) -> None:
     try:
         await asyncio.wait([asking, state.ended], return_when=asyncio.FIRST_COMPLETED)
         if not asking.done():
-            raise _Ended
+            raise Ended
         answer: Attached = asking.result()
         attachment.client_index = answer.client_index
         state.startup.clock.told(asked, answer.clock)
         state.startup.clock.heard(answer.clock, time.monotonic())
     except (EngineDeadError, InvalidRequestError) as error:
         attachment.failure = str(error)
-        raise _Ended from error
+        raise Ended from error
     finally:
         asking.cancel()
 
 
 async def _receive(state: AsyncState, socket: Any) -> Sequence[Any]:
-    """The next message of `socket`; _Ended when the process is gone and left nothing there, or the client is closed."""
+    """The next message of `socket`; Ended when the process is gone and left nothing there, or the client is closed."""
     assert state.ended is not None
     if state.resources.closing:  # by a progress callback
-        raise _Ended
+        raise Ended
     receiving = asyncio.ensure_future(socket.recv_multipart())
     try:
         await asyncio.wait([receiving, state.ended], return_when=asyncio.FIRST_COMPLETED)
         if state.resources.closing:
-            raise _Ended
+            raise Ended
         if receiving.done():
             return receiving.result()
     finally:
         receiving.cancel()
     if not await socket.poll(DRAIN_MS):
-        raise _Ended
+        raise Ended
     return await socket.recv_multipart()
 
 

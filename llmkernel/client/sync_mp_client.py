@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import zmq
 
 from llmkernel.client.attachment import Attachment, RunningEngine
+from llmkernel.client.client_state import DRAIN_MS, EXIT_WAIT, ClientState, Ended
 from llmkernel.client.mp_client import MPClient
 from llmkernel.client.output_receiver import QUEUE_LIMIT, OutputReceiver
 from llmkernel.client.resources import BackgroundResources
@@ -31,8 +32,6 @@ __all__ = ["SyncMPClient"]
 
 logger = init_logger(__name__)
 
-EXIT_WAIT = 0.5
-DRAIN_MS = 100
 SILENCE = 0.5
 """Seconds without a word while a call waits, after which `on_silence` hears of it."""
 
@@ -156,11 +155,11 @@ class _MergingQueue(queue.Queue[EngineCoreOutputs | Exception]):
         self.queue: Any = OutputBacklog(QUEUE_LIMIT)
 
 
-class _SyncState:
+class _SyncState(ClientState[_MergingQueue]):
     """What the output thread works on; holds no reference to the client.
 
     A byte in the socket pair interrupts whoever polls. It is never read: it means that the process has ended or the
-    client is being closed. concluded: as in AsyncState. _pump: held while the start-up uses the sockets.
+    client is being closed. _pump: held while the start-up uses the sockets.
     """
 
     def __init__(
@@ -170,15 +169,10 @@ class _SyncState:
         decoder: MsgpackDecoder,
         utility_results: UtilityCalls,
     ) -> None:
-        self.resources = resources
-        self.startup = startup
-        self.decoder = decoder
-        self.utility_results = utility_results
-        self.outputs_queue = _MergingQueue()
+        super().__init__(resources, startup, decoder, utility_results, _MergingQueue())
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._thread: threading.Thread | None = None
         self._pump = threading.RLock()
-        self.concluded = False
         resources.on_exit = self._on_exit
         resources.on_release = self._on_release
         resources.on_close = self._on_close
@@ -198,7 +192,7 @@ class _SyncState:
                     _reply(resources.handshake_socket, reply)
             while startup.state is StartupState.STARTED:
                 startup.registration_message(self._receive(resources.input_socket, on_silence))
-        except _Ended:
+        except Ended:
             pass
         if not startup.done:
             if resources.process is not None:
@@ -214,7 +208,7 @@ class _SyncState:
         self._thread.start()
 
     def _attach(self, attachment: Attachment) -> None:
-        """Ask the engine for a place; _Ended if there is none, with the reason in `attachment.failure`."""
+        """Ask the engine for a place; Ended if there is none, with the reason in `attachment.failure`."""
         try:
             with attachment.engine.control() as control:
                 asked = time.monotonic()
@@ -224,7 +218,7 @@ class _SyncState:
             self.startup.clock.heard(answer.clock, time.monotonic())
         except (EngineDeadError, InvalidRequestError) as error:
             attachment.failure = str(error)
-            raise _Ended from error
+            raise Ended from error
 
     def conclude_when_exited(self) -> None:
         """The engine is dead: fail everybody who waits, with its exit code if that comes soon."""
@@ -232,28 +226,20 @@ class _SyncState:
             self.resources.process.wait(EXIT_WAIT)
         self.conclude()
 
-    def conclude(self) -> None:
-        """The engine is dead: fail everybody who waits, now."""
-        self.resources.record_death()
-        if not self.concluded:
-            self.concluded = True
-            self.utility_results.fail_all(self.resources.dead_error)
-            self.outputs_queue.put(self.resources.dead_error())
-
     def _receive(self, source: Any, on_silence: Callable[[], None]) -> Sequence[Any]:
-        """The next message of `source`; _Ended when the process is gone and has left nothing there, or on shutdown."""
+        """The next message of `source`; Ended when the process is gone and has left nothing there, or on shutdown."""
         if self.resources.closing:  # by a progress callback
-            raise _Ended
+            raise Ended
         poller = zmq.Poller()
         poller.register(source, zmq.POLLIN)
         poller.register(self._wake_reader, zmq.POLLIN)
         while not (ready := dict(poller.poll(int(SILENCE * 1000)))):
             on_silence()
         if self.resources.closing:
-            raise _Ended
+            raise Ended
         if source in ready or source.poll(DRAIN_MS):
             return source.recv_multipart()
-        raise _Ended
+        raise Ended
 
     def _read_outputs(self) -> None:
         """The output thread."""
@@ -298,10 +284,6 @@ class _SyncState:
     def _wake(self) -> None:
         with contextlib.suppress(OSError):  # closed this very moment
             self._wake_writer.send(b"\0")
-
-
-class _Ended(Exception):
-    """There is nothing more to receive."""
 
 
 def _reply(target: Any, frames: list[bytes]) -> None:
