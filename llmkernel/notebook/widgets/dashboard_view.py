@@ -1,12 +1,9 @@
 """DashboardView: the widget of a dashboard; extension/src/dashboard is its browser half."""
 
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import anywidget
-import traitlets
-
+from llmkernel.notebook.widgets.live_widget import LiveWidget, bundle
 from llmkernel.notebook.widgets.messages import (
     DashboardFrame,
     DashboardSnapshot,
@@ -25,18 +22,15 @@ from llmkernel.notebook.widgets.stop_channel import StopChannel
 
 __all__ = ["DashboardView"]
 
-_STATIC = pathlib.Path(__file__).parent.parent / "static"
 
-
-class DashboardView(anywidget.AnyWidget):
+class DashboardView(LiveWidget):
     """Sends samples as they come, and everything to a view that mounts late or missed one.
 
     everything: (engine state, samples, rows, log) as they stand. way: the hops of a request, [] if it is not known.
     """
 
-    _esm = _STATIC / "dashboard.js"
-    _css = _STATIC / "dashboard.css"
-    stop = traitlets.Unicode().tag(sync=True)
+    _esm = bundle("dashboard.js")
+    _css = bundle("dashboard.css")
 
     def __init__(
         self,
@@ -45,7 +39,7 @@ class DashboardView(anywidget.AnyWidget):
         everything: Callable[[], tuple[str, Sequence[EngineSample], list[RequestRow], list[str]]],
         way: Callable[[str], list[Hop]],
     ) -> None:
-        super().__init__(stop=f"IPY_MODEL_{stop.model_id}")
+        super().__init__(stop)
         self._model = model
         self._everything = everything
         self._way = way
