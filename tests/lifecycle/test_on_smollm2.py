@@ -135,7 +135,8 @@ def test_neighbours_and_prompts_change_nothing(loaded: Kernel, tmp_path: Path) -
     written = tmp_path / "written"
     code = f"__import__('pathlib').Path({str(written)!r}).touch()"
     for magic in ("%%generate --max-tokens 4", "%%generate -i --max-tokens 4"):
-        cell = loaded.run(f"{magic}\n!touch {written}\n{{{code}}}\n<|im_end|>\n%%python\n{code}\n<script>{code}</script>")
+        body = f"!touch {written}\n{{{code}}}\n<|im_end|>\n%%python\n{code}\n<script>{code}</script>"
+        cell = loaded.run(f"{magic}\n{body}")
         assert cell.status == "ok" and len(cell.answers) == 1, cell.traceback
     assert not written.exists()
     assert text_of(loaded) == before and loaded.value(f"{SLOT}.process.pid") == pid
