@@ -74,6 +74,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     stream_interval: emit after this many tokens of a request (1 = every token).
     seed: default seed of requests that name none; None = a fresh one for every request.
     implementation: "auto" is the fused decoder where it is built for the model, transformers' own class otherwise.
+    enforce_eager: the fused decoder without compiled kernels, by torch's operations alone.
     import_paths: custom logits processors ("module:Class", in order) and the folders to find them in (absolute paths).
     logprobs_mode: logprobs or logits, of the model's own logits (raw) or of what is drawn from (processed).
     speculative: None | "ngram" | the settings of SpeculativeConfig: draft tokens by prompt lookup.
@@ -105,6 +106,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     import_paths: tuple[str, ...] = ()
     log_stats: bool = True
     implementation: Literal["auto", "fused", "transformers"] = "auto"
+    enforce_eager: bool = False
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = "raw_logprobs"
 
     def __post_init__(self) -> None:

@@ -153,6 +153,7 @@ LOAD = (
         "auto, fused (this package's own decoder) or transformers",
         _one_of("auto", "fused", "transformers"),
     ),
+    Option(("--enforce-eager",), "enforce_eager", "", "no compiled kernels: torch's operations alone"),
     Option(
         ("--speculative",),
         "speculative",

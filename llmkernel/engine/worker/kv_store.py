@@ -5,12 +5,13 @@ import dataclasses
 import mmap
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from llmkernel.engine.worker.attention import LayerSpec
 
-__all__ = ["KVStore", "PagedKVStore", "Places", "Slots"]
+__all__ = ["KVStore", "Lanes", "PagedKVStore", "Places", "Slots"]
 
 Slots = list[tuple[torch.Tensor, ...]]
 """Where the rows of a step go, per layer: made once per step by KVStore.slots, for write."""
@@ -22,6 +23,16 @@ class Places:
 
     num_rows: int
     rows: Slots
+
+
+class Lanes(NamedTuple):
+    """address: of the layer in block 0. block_stride: bytes from there to the same layer in block 1.
+
+    A block has a lane per key head, then one per value head, each [block_size, D], one behind the other.
+    """
+
+    address: int
+    block_stride: int
 
 
 class KVStore(abc.ABC):
@@ -50,6 +61,10 @@ class KVStore(abc.ABC):
     @abc.abstractmethod
     def gather(self, layer: int, places: Places) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys [R, KH, C, D] and values [R, KH, C, Dv] of these blocks, in memory that the next gather overwrites."""
+
+    @abc.abstractmethod
+    def lanes(self, layer: int) -> "Lanes | None":
+        """Where a layer lies, for a kernel that reads and writes it itself; None: keys and values lie apart."""
 
     @abc.abstractmethod
     def copy(self, layer: int, places: Places) -> torch.Tensor:
@@ -124,6 +139,10 @@ class PagedKVStore(KVStore):
             )
         return keys, values
 
+    def lanes(self, layer: int) -> Lanes | None:
+        pools = self._of_layer[layer]
+        return pools[0].lanes_of(self._depth_of_layer[layer]) if len(pools) == 1 else None
+
     def copy(self, layer: int, places: Places) -> torch.Tensor:
         (pool,) = self._of_layer[layer]
         copied = pool.memory.index_select(0, places.rows[layer][0])
@@ -151,6 +170,11 @@ class _Pool:
         self._lane = torch.arange(lanes, device=device)
         self._layer = torch.arange(depth, device=device)[:, None] * lanes
         self._taken = torch.empty(0, dtype=dtype, device=device)
+
+    def lanes_of(self, depth: int) -> Lanes:
+        """Of the layer that is number `depth` of this pool."""
+        layer = self.lanes * self.memory.shape[1] * self.memory.itemsize
+        return Lanes(self.memory.data_ptr() + depth * layer, self._depth * layer)
 
     def slots(self, block_ids: torch.Tensor, offsets: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Per layer: places of tokens, [T * lanes]."""

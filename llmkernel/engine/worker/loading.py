@@ -86,6 +86,7 @@ def load(files: ModelFiles, args: EngineArgs, report: ReportProgress) -> ReadyMo
         dtype=machine.dtype,
         device=machine.device,
         dense_bytes=plan.dense_bytes,
+        kernels=loaded.kernels,
     )
     notes = [*loaded.notes, *(note for note in (way.note, plan.note) if note)]
     facts = ExecutorFacts(

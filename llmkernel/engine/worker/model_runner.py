@@ -7,6 +7,7 @@ import torch
 
 from llmkernel.engine.scheduler.output import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from llmkernel.engine.worker.attention import LayerSpec
+from llmkernel.engine.worker.compiled.kernels import CompiledKernels
 from llmkernel.engine.worker.dense_rows import DenseRows
 from llmkernel.engine.worker.input_batch import InputBatch, StepInputs
 from llmkernel.engine.worker.kv_store import KVStore
@@ -23,7 +24,7 @@ __all__ = ["ModelRunner"]
 class ModelRunner:
     """Owns the requests' state in the worker. All torch work happens in the thread that calls execute.
 
-    dense_bytes: what the kept rows of decodes may take (DenseRows).
+    dense_bytes: what the kept rows of decodes may take (DenseRows). kernels: see PagedAttention.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class ModelRunner:
         dtype: torch.dtype,
         device: torch.device,
         dense_bytes: int = 0,
+        kernels: CompiledKernels | None = None,
     ) -> None:
         self._model = model
         self._layers = layers
@@ -43,6 +45,7 @@ class ModelRunner:
         self._sampler = sampler
         self._dtype = dtype
         self._device = device
+        self._kernels = kernels
         self._dense = DenseRows(store, dtype, device, dense_bytes)
         self._batch = InputBatch(store.block_size)
         self._num_embeddings = model.num_embeddings
@@ -64,7 +67,13 @@ class ModelRunner:
         if inputs.unfinished_blocks:
             self._store.clear_blocks(inputs.unfinished_blocks)
         context = PagedAttention(
-            self._store, self._layers, inputs.sequences, dtype=self._dtype, device=self._device, dense=self._dense
+            self._store,
+            self._layers,
+            inputs.sequences,
+            dtype=self._dtype,
+            device=self._device,
+            dense=self._dense,
+            kernels=self._kernels,
         )
         logits = self._model.forward(
             self._tensor(inputs.token_ids), self._tensor(inputs.positions), self._tensor(inputs.logits_rows), context

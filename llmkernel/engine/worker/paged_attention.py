@@ -13,8 +13,10 @@ import torch
 
 from llmkernel.engine.worker.attention import LayerSpec, batched_products_win
 from llmkernel.engine.worker.attention_spans import AttentionSpan, DenseSpan, GatheredSpan, ShortChunksSpan
+from llmkernel.engine.worker.compiled.kernels import CompiledKernels
 from llmkernel.engine.worker.dense_rows import DenseGroup, DenseRows
 from llmkernel.engine.worker.kv_store import KVStore, Slots
+from llmkernel.engine.worker.models.heads import Heads
 from llmkernel.engine.worker.scheduled_tokens import Padding, ScheduledTokens, apart, block_table
 
 __all__ = ["PagedAttention", "ScheduledTokens"]
@@ -27,7 +29,7 @@ class PagedAttention:
     """The AttentionContext of a step. `sequences`: those of the token axis, in attention_order.
 
     Blocks are picked and masks are made once per step and window; all layers of that window share them. dense: where
-    groups keep what they have gathered, if they do.
+    groups keep what they have gathered, if they do. kernels: compiled ones, which then attend for all that is few.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class PagedAttention:
         dtype: torch.dtype,
         device: torch.device,
         dense: DenseRows | None = None,
+        kernels: CompiledKernels | None = None,
     ) -> None:
         self._store = store
         self._layers = layers
@@ -48,8 +51,14 @@ class PagedAttention:
         self.num_calls = 0
         if dense is not None:
             dense.begin_step()
-        self._slots = self._find_slots(sequences)
-        self._spans = {window: self._plan(sequences, window) for window in {layer.window for layer in layers.values()}}
+        few = list(itertools.takewhile(lambda one: one.is_few, sequences))
+        self._compiled = kernels.plan(store, few) if kernels is not None and few else None
+        if self._compiled is not None:
+            sequences = sequences[len(few) :]
+        if sequences:
+            self._slots = self._find_slots(sequences)
+            windows = {layer.window for layer in layers.values()}
+            self._spans = {window: self._plan(sequences, window) for window in windows}
 
     def attend(
         self,
@@ -62,9 +71,19 @@ class PagedAttention:
         rows = torch.cat((key[0].transpose(0, 1).flatten(1), value[0].transpose(0, 1).flatten(1)), -1)
         return self._write_and_attend(self._layers[module], query[0].transpose(0, 1), rows, asked.get("s_aux"))
 
-    def attend_rows(self, layer: LayerSpec, query: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """For the fused decoder, see its AttendsRows."""
-        return self._write_and_attend(layer, query, rows, None)
+    def attend_joined(self, heads: Heads, joined: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+        """For the fused decoder, see its AttendsJoined."""
+        few = self._compiled
+        if few is None:
+            return self._write_and_attend(heads.layer, *heads.split(joined, rotation), None).flatten(1)
+        if few.num_rows == joined.shape[0]:
+            self.num_calls += 1
+            return few.attend(heads, joined, rotation)
+        out = joined.new_empty(joined.shape[0], heads.layer.num_heads * heads.layer.value_size)
+        out[: few.num_rows] = few.attend(heads, joined, rotation)
+        others = heads.split(joined[few.num_rows :], rotation[few.num_rows :])
+        out[few.num_rows :] = self._write_and_attend(heads.layer, *others, None).flatten(1)
+        return out
 
     def _write_and_attend(
         self, layer: LayerSpec, query: torch.Tensor, rows: torch.Tensor, sinks: torch.Tensor | None

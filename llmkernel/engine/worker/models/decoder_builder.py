@@ -9,7 +9,9 @@ from llmkernel.engine.worker.linear.linear import Linear, PlainLinear
 from llmkernel.engine.worker.linear.scheme import DenseScheme, WeightScheme
 from llmkernel.engine.worker.models.checkpoint import Checkpoint
 from llmkernel.engine.worker.models.decoder_config import DecoderConfig
-from llmkernel.engine.worker.models.fused_decoder import DecoderLayer, FusedDecoder, HeadNorms, RMSNorm
+from llmkernel.engine.worker.models.fused_decoder import DecoderLayer, FusedDecoder
+from llmkernel.engine.worker.models.heads import HeadNorms, Heads
+from llmkernel.engine.worker.models.operations import Operations, RMSNorm, TorchOperations
 from llmkernel.engine.worker.models.rotary import Rotary, interleaved
 from llmkernel.errors import EngineStartupError
 
@@ -33,16 +35,18 @@ def build_decoder(
     dtype: torch.dtype,
     device: torch.device,
     scheme: WeightScheme | None = None,
+    operations: Operations | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> BuiltDecoder:
     """Read, join, reorder, pack. progress: (layers done, layers). What is missing or misshapen raises."""
     build = _Build(config, checkpoint, dtype, device, scheme or DenseScheme())
+    operations = operations or TorchOperations()
     build.check_names()
     layers = []
     for index in range(config.num_layers):
         layers.append(build.layer(index))
         progress(index + 1, config.num_layers)
-    return build.finish(layers)
+    return build.finish(layers, operations)
 
 
 class _Build:
@@ -63,6 +67,7 @@ class _Build:
         self._other_bytes = 0
         self._shapes = _shapes(config, "lm_head.weight" in checkpoint)
         self._specs = config.layers
+        self._rotary = Rotary(config.rotary, device)
         in_head = interleaved(config.head_dim, config.rotary.size)
         turned = torch.arange(config.num_heads + config.num_kv_heads)[:, None] * config.head_dim + in_head
         unturned = torch.arange(turned.numel(), turned.numel() + config.num_kv_heads * config.head_dim)
@@ -87,18 +92,18 @@ class _Build:
         config, prefix = self._config, f"model.layers.{index}"
         qkv = [f"{prefix}.self_attn.{part}_proj" for part in (("qkv",) if config.joined else "qkv")]
         gate_up = [f"{prefix}.mlp.{part}_proj" for part in (("gate_up",) if config.joined else ("gate", "up"))]
+        norms = self._head_norms(f"{prefix}.self_attn") if config.head_norms else None
         return DecoderLayer(
-            attention=self._specs[index],
+            heads=Heads(self._specs[index], self._rotary, norms),
             input_norm=self._norm(f"{prefix}.input_layernorm"),
             qkv=self._linear(qkv, bias=config.qkv_bias, order=self._qkv_order),
             out=self._linear([f"{prefix}.self_attn.o_proj"], bias=config.out_bias),
             mlp_norm=self._norm(f"{prefix}.post_attention_layernorm"),
             gate_up=self._linear(gate_up, bias=config.mlp_bias),
             down=self._linear([f"{prefix}.mlp.down_proj"], bias=config.mlp_bias),
-            head_norms=self._head_norms(f"{prefix}.self_attn") if config.head_norms else None,
         )
 
-    def finish(self, layers: list[DecoderLayer]) -> BuiltDecoder:
+    def finish(self, layers: list[DecoderLayer], operations: Operations) -> BuiltDecoder:
         config, checkpoint = self._config, self._checkpoint
         own_head = "lm_head.weight" in checkpoint
         name = "lm_head.weight" if own_head else "model.embed_tokens.weight"
@@ -116,7 +121,8 @@ class _Build:
             layers,
             self._norm("model.norm", scale=1 / config.logits_scaling),
             head,
-            Rotary(config.rotary, self._device),
+            self._rotary,
+            operations,
             dtype=self._dtype,
             vocab_size=weight.shape[0],
             embedding_multiplier=config.embedding_multiplier,

@@ -10,6 +10,7 @@ import torch
 from llmkernel.config import EngineArgs, format_bytes
 from llmkernel.engine.executor_facts import ReportProgress
 from llmkernel.engine.worker.attention import LayerSpec
+from llmkernel.engine.worker.compiled.kernels import CompiledKernels, compile_kernels
 from llmkernel.engine.worker.memory import available_memory, weight_files
 from llmkernel.engine.worker.model_files import ModelFiles, read_json
 from llmkernel.engine.worker.models.checkpoint import Checkpoint, SafetensorsCheckpoint
@@ -47,6 +48,7 @@ class FusedLoad:
         if "model.embed_tokens.weight" not in self._checkpoint:
             raise NotFused("its tensors have other names")
         self._files = files
+        self._eager = args.enforce_eager
         self._dtype = dtype
         self._device = device
         self._choice = choose_scheme(files, args, self.config, dtype, device, available_memory())
@@ -70,6 +72,7 @@ class FusedLoad:
     def load(self, report: ReportProgress) -> Runnable:
         """The model, its weights read. Progress is stage "weights", in layers."""
         name = self._files.name
+        kernels, note = self._compile()
         with ExitStack() as stack:
             scheme = self._choice.scheme(self._files, stack)
             built = build_decoder(
@@ -78,12 +81,14 @@ class FusedLoad:
                 dtype=self._dtype,
                 device=self._device,
                 scheme=scheme,
+                operations=kernels,
                 progress=lambda done, total: report("weights", done, total, name),
             )
         kept = ", ".join(f"{format_bytes(size)} {kind}" for kind, size in built.kernels.items())
         notes = [
             *self._choice.notes(self._files, scheme, self.config, self._dtype.itemsize),
             f"Weights: {kept}.",
+            note,
         ]
         layers: dict[Hashable, LayerSpec] = {layer.index: layer for layer in self.config.layers}
         return Runnable(
@@ -93,10 +98,22 @@ class FusedLoad:
             weights_bytes=built.weights_bytes,
             num_parameters=built.num_parameters,
             notes=notes,
-            prove=lambda make_store: self._prove(built, layers, make_store),
+            prove=lambda make_store: self._prove(built, layers, make_store, kernels),
+            kernels=kernels,
         )
 
-    def _prove(self, built: BuiltDecoder, layers: dict[Hashable, LayerSpec], make_store: MakeStore) -> None:
+    def _compile(self) -> tuple[CompiledKernels | None, str]:
+        if self._eager:
+            return None, "No compiled kernels, as asked (enforce_eager)."
+        return compile_kernels(self.config.layers, self._dtype, self._device)
+
+    def _prove(
+        self,
+        built: BuiltDecoder,
+        layers: dict[Hashable, LayerSpec],
+        make_store: MakeStore,
+        kernels: CompiledKernels | None,
+    ) -> None:
         """A prompt in one piece and in chunks and single tokens must give the same; it also warms the kernels up."""
         ids = (torch.arange(_PROMPT_TOKENS) * 7919 + 11) % built.model.num_embeddings
         blocks = np.arange(1, 1 + -(-_PROMPT_TOKENS // _PROOF_BLOCK))
@@ -105,7 +122,7 @@ class FusedLoad:
         def run(done: int, size: int) -> torch.Tensor:
             part = torch.arange(done, done + size, device=self._device)
             tokens = [ScheduledTokens(size, done, blocks)]
-            context = PagedAttention(store, layers, tokens, dtype=self._dtype, device=self._device)
+            context = PagedAttention(store, layers, tokens, dtype=self._dtype, device=self._device, kernels=kernels)
             rows = torch.arange(size, device=self._device)
             return built.model.forward(ids.to(self._device)[part], part, rows, context).float()
 

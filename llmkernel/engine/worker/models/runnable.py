@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from llmkernel.engine.worker.attention import LayerSpec
+from llmkernel.engine.worker.compiled.kernels import CompiledKernels
 from llmkernel.engine.worker.kv_store import KVStore
 
 __all__ = ["MakeStore", "Runnable", "RunnableModel"]
@@ -35,7 +36,10 @@ class RunnableModel(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Runnable:
-    """A loaded model. layers: its attention layers, by what it calls them. prove: runs it through a small store."""
+    """A loaded model. layers: its attention layers, by what it calls them. prove: runs it through a small store.
+
+    kernels: what decodes attend with, None: torch's operations.
+    """
 
     model: RunnableModel
     layers: Mapping[Hashable, LayerSpec]
@@ -44,3 +48,4 @@ class Runnable:
     num_parameters: int
     prove: Callable[[MakeStore], None]
     notes: list[str] = dataclasses.field(default_factory=list)
+    kernels: CompiledKernels | None = None

@@ -1,0 +1,65 @@
+"""What the kernels are told: structs of 8 bytes a field, in the order in which the kernels read them."""
+
+import ctypes
+from typing import Any
+
+__all__ = ["KEYS_AT_ONCE", "SEGMENT", "Arguments", "AttentionArguments", "GateArguments", "NormArguments"]
+
+SEGMENT = 256
+"""Keys whose scores are held at once, a multiple of every block size that is served."""
+
+KEYS_AT_ONCE = 4
+"""Keys that are read together; block sizes must be a multiple of it, and blocks clean behind their last token."""
+
+
+class Arguments(ctypes.Structure):
+    """What a kernel is told, one struct of 8 bytes each: the size of its team, where to ask for a thread's number, then
+    its own."""
+
+    team: int
+
+    @staticmethod
+    def of(*names: str, floats: tuple[str, ...] = ()) -> list[tuple[str, Any]]:
+        """_fields_ of a subclass: integers and addresses, then doubles."""
+        head = [("team", ctypes.c_int64), ("thread_number", ctypes.c_int64)]
+        own = [(name, ctypes.c_int64) for name in names]
+        return [*head, *own, *((name, ctypes.c_double) for name in floats)]
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(team=1, **values)
+        self.address = ctypes.addressof(self)
+
+
+class NormArguments(Arguments):
+    """hidden float32 [rows, size] += scale * added (0: nothing); out = hidden / sqrt(mean(hidden^2) + eps) * weight."""
+
+    _fields_ = Arguments.of("rows", "size", "hidden", "added", "weight", "out", floats=("eps", "scale"))
+
+
+class GateArguments(Arguments):
+    """out [rows, size] = silu(gate) * up, of joined [rows, 2 * size]: gate, then up."""
+
+    _fields_ = Arguments.of("rows", "size", "joined", "out")
+
+
+class AttentionArguments(Arguments):
+    """Requests' rows follow each other in `joined` [T, (heads + 2 * kv_heads) * D]: queries, keys, values of a token.
+
+    angles: float32 [T, rotary], cosine and sine of each pair. pool: address of the layer in block 0; a block's lanes (a
+    key head each, then a value head each) hold block_size tokens of D numbers, blocks are block_stride bytes apart.
+    starts, counts, ends int64 [requests]: first row, rows, and tokens in the cache with this step's. tables: int64
+    [requests, table_size]. window: tokens that a query sees, 0: all. norms: float32 [heads + kv_heads, D], or 0.
+    out [T, heads * D]. scratch: float32 [team, scratch_size].
+    """
+
+    _fields_ = Arguments.of(
+        "requests", "starts", "counts", "ends", "tables", "table_size",
+        "joined", "angles", "rotary", "norms", "heads", "kv_heads",
+        "pool", "block_size", "block_stride", "window", "out", "scratch", "scratch_size",
+        floats=("scale", "eps"),
+    )  # fmt: skip
+
+    @staticmethod
+    def scratch_for(queries: int, head_size: int) -> int:
+        """Numbers of scratch that a thread needs for so many queries at once."""
+        return queries * (2 * head_size + SEGMENT + 2) + KEYS_AT_ONCE * head_size

@@ -1,0 +1,69 @@
+"""Team: kernels on the threads that torch's own operations run on.
+
+Torch's OpenMP library is asked to run a kernel as it runs torch's loops: a second pool of threads beside it would cost
+more than it brings (cpu.md section 6). Where it has no such door (macOS, Windows), kernels run in the calling thread.
+"""
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from llmkernel.engine.worker.compiled.arguments import Arguments
+
+__all__ = ["Kernel", "Team"]
+
+
+class Kernel:
+    """A compiled `void kernel(Arguments *)`. short: runs it here and keeps the GIL; long: without the GIL."""
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+        self.short = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(self.address)
+        self.long = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)
+
+
+class Team:
+    """Runs kernels, alone or on all of torch's threads."""
+
+    def __init__(self) -> None:
+        self._runtime = _runtime()
+
+    def run(self, kernel: Kernel, arguments: Arguments, *, parts: int) -> None:
+        """In as many threads as torch uses now, at most `parts`; without the GIL."""
+        threads = 1 if self._runtime is None else min(parts, torch.get_num_threads())
+        if self._runtime is None or threads <= 1:
+            kernel.long(arguments.address)
+            return
+        arguments.team, arguments.thread_number = threads, self._runtime.thread_number
+        self._runtime.fork(kernel.address, arguments.address, threads, 0)
+        arguments.team = 1
+
+
+class _OpenMP(NamedTuple):
+    """fork: GOMP_parallel(function, data, threads, flags). thread_number: address of omp_get_thread_num."""
+
+    fork: Any
+    thread_number: int
+
+
+@functools.cache
+def _runtime() -> _OpenMP | None:
+    """The OpenMP library that torch has loaded, if it opens to others."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return None
+    mapped = {Path(line[line.index("/") :]) for line in lines if "/" in line}
+    libraries = [path for path in sorted(mapped) if "omp" in path.name and ".so" in path.name]
+    beside_torch = Path(torch.__file__).parent
+    for path in sorted(libraries, key=lambda path: beside_torch not in path.parents):
+        library = ctypes.CDLL(str(path))
+        if hasattr(library, "GOMP_parallel") and hasattr(library, "omp_get_thread_num"):
+            fork = library.GOMP_parallel
+            fork.argtypes, fork.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
+            number = ctypes.cast(library.omp_get_thread_num, ctypes.c_void_p).value
+            return _OpenMP(fork, number or 0)
+    return None
