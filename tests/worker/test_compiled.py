@@ -16,6 +16,8 @@ from llmkernel.engine.worker.attention import LayerSpec
 from llmkernel.engine.worker.compiled import build, library
 from llmkernel.engine.worker.compiled.kernels import CompiledKernels, compile_kernels
 from llmkernel.engine.worker.kv_store import PagedKVStore
+from llmkernel.engine.worker.linear.packed_linear import PackedLinear, packing_works
+from llmkernel.engine.worker.linear.panel_linear import PanelLinear
 from llmkernel.engine.worker.models.heads import HeadNorms, Heads
 from llmkernel.engine.worker.models.operations import RMSNorm, TorchOperations
 from llmkernel.engine.worker.models.rotary import Rotary, RotaryConfig
@@ -70,6 +72,35 @@ def test_the_gate(rows: int, size: int, dtype: torch.dtype, threads: int) -> Non
     gate, up = joined.double().chunk(2, -1)
     got = kernels_for(PLAIN, dtype).gate(joined)
     assert distance(got, functional.silu(gate) * up) < TOLERANCE[dtype]
+
+
+@pytest.mark.skipif(not packing_works(), reason="oneDNN packs no bfloat16 here")
+@pytest.mark.parametrize(("outer", "inner"), [(64, 32), (192, 64), (576, 1536)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_products_of_a_few_rows(outer: int, inner: int, biased: bool, threads: int) -> None:
+    generator = torch.Generator().manual_seed(outer)
+    weight = torch.randn(outer, inner, generator=generator).bfloat16()
+    bias = torch.randn(outer, generator=generator).bfloat16() if biased else None
+    products = kernels_for(PLAIN, torch.bfloat16).products
+    assert products is not None
+    linear = PanelLinear.of(PackedLinear(weight, bias), weight, products)
+    if linear is None:
+        pytest.skip("oneDNN packs in another order here")
+    for rows in (1, 2, 3):  # the last one beyond what the kernels take
+        x = torch.randn(rows, inner, generator=generator).bfloat16()
+        want = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
+        assert distance(linear(x), want) < TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.skipif(not packing_works(), reason="oneDNN packs no bfloat16 here")
+def test_an_order_of_weights_that_is_not_known_is_left_to_onednn() -> None:
+    products = kernels_for(PLAIN, torch.bfloat16).products
+    assert products is not None
+    weight = torch.randn(128, 64).bfloat16()
+    packed = PackedLinear(weight)
+    assert PanelLinear.of(packed, weight.flip(0), products) is None  # not the order of this weight
+    odd = torch.randn(100, 64).bfloat16()
+    assert PanelLinear.of(PackedLinear(odd), odd, products) is None
 
 
 def test_a_row_that_is_not_finite_stays_alone() -> None:

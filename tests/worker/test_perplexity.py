@@ -1,7 +1,7 @@
 """Perplexity on 20 kB of English: bfloat16 and 4-bit weights stay within half a percent of float32 by transformers."""
 
 import math
-from pathlib import Path
+from pydoc_data.topics import topics
 
 import pytest
 import torch
@@ -17,9 +17,7 @@ PIECE = 256
 
 @pytest.fixture(scope="module")
 def pieces(smollm2_files: ModelFiles) -> list[list[int]]:
-    root = Path(__file__).parents[2]
-    files = [root / "ARCHITECTURE.md", root / "README.md", *sorted(root.glob("docs/**/*.md"))]
-    text = "".join(path.read_text(encoding="utf-8") for path in files)
+    text = "".join(topics.values())  # Python's own manual
     tokenizer = Tokenizer.from_file(str(smollm2_files.folder / "tokenizer.json"))
     ids = tokenizer.encode(text[:20000], add_special_tokens=False).ids
     return [ids[start : start + PIECE] for start in range(0, len(ids) - PIECE, PIECE)]
@@ -51,4 +49,5 @@ def test_perplexity(quantization: str, chunk: int, pieces: list[list[int]], refe
         count += PIECE - 1
     perplexity = math.exp(total / count)
     print(f"{quantization}, chunks of {chunk}: perplexity {perplexity:.3f}, float32 {reference:.3f}")
-    assert abs(perplexity / reference - 1) < 0.005
+    limit = 0.01 if quantization == "int8" else 0.005  # int8 rounds again what the file has in 4 bits
+    assert abs(perplexity / reference - 1) < limit

@@ -3,7 +3,24 @@
 import ctypes
 from typing import Any
 
-__all__ = ["KEYS_AT_ONCE", "SEGMENT", "Arguments", "AttentionArguments", "GateArguments", "NormArguments"]
+__all__ = [
+    "KEYS_AT_ONCE",
+    "MOST_ROWS",
+    "PANEL",
+    "SEGMENT",
+    "Arguments",
+    "AttentionArguments",
+    "GateArguments",
+    "NormArguments",
+    "ProductArguments",
+]
+
+PANEL = 64
+"""Outputs of a product whose weights lie together."""
+
+MOST_ROWS = 2
+"""Rows of a product up to which the kernels here were measured to be the faster ones in a whole step."""
+
 
 SEGMENT = 256
 """Keys whose scores are held at once, a multiple of every block size that is served."""
@@ -63,3 +80,17 @@ class AttentionArguments(Arguments):
     def scratch_for(queries: int, head_size: int) -> int:
         """Numbers of scratch that a thread needs for so many queries at once."""
         return queries * (2 * head_size + SEGMENT + 2) + KEYS_AT_ONCE * head_size
+
+
+class ProductArguments(Arguments):
+    """out bfloat16 [rows, outer] = x [rows, inner] weights^T + bias (bfloat16 [outer], 0: none); rows is the kernel's.
+
+    weights: in panels, bfloat16 [outer / PANEL, inner / 2, PANEL, 2]. scratch: float32 [team, scratch_size].
+    """
+
+    _fields_ = Arguments.of("inner", "outer", "x", "weights", "bias", "out", "scratch", "scratch_size")
+
+    @staticmethod
+    def scratch_for(rows: int, inner: int) -> int:
+        """Numbers of scratch that a thread needs."""
+        return rows * (inner + PANEL)

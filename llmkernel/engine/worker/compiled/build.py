@@ -5,8 +5,10 @@ from typing import Any
 
 from llvmlite import binding
 
+from llmkernel.engine.worker.compiled.arguments import MOST_ROWS
 from llmkernel.engine.worker.compiled.attention_kernel import attention_kernel
 from llmkernel.engine.worker.compiled.machine import target_machine
+from llmkernel.engine.worker.compiled.product_kernels import product_kernel
 from llmkernel.engine.worker.compiled.row_kernels import gate_kernel, norm_kernel
 from llmkernel.engine.worker.compiled.words import BFLOAT16, FLOAT32
 
@@ -16,9 +18,12 @@ _ELEMENTS = {"bfloat16": BFLOAT16, "float32": FLOAT32}
 
 
 def build(element: str, head_size: int) -> bytes:
-    """An object file with `void NAME(Arguments *)` for norm, gate and attention; it takes 2 seconds."""
+    """An object file with `void NAME(Arguments *)` for norm, gate, attention, and in bfloat16 a product_ROWS for up to
+    MOST_ROWS rows; it takes 3 seconds."""
     kind = _ELEMENTS[element]
     kernels = {"norm": norm_kernel(kind), "gate": gate_kernel(kind), "attention": attention_kernel(kind, head_size)}
+    if kind is BFLOAT16:
+        kernels |= {f"product_{rows}": product_kernel(rows) for rows in range(1, MOST_ROWS + 1)}
     return _link(kernels)
 
 

@@ -18,6 +18,7 @@ from llmkernel.engine.worker.compiled.arguments import (
     GateArguments,
     NormArguments,
 )
+from llmkernel.engine.worker.compiled.products import Products
 from llmkernel.engine.worker.compiled.team import Team
 from llmkernel.engine.worker.kv_store import KVStore
 from llmkernel.engine.worker.scheduled_tokens import ScheduledTokens, block_table
@@ -65,7 +66,10 @@ def compile_kernels(
 
 
 class CompiledKernels:
-    """Owns the kernels and the memory that they write to: what a call returns is good until its next one."""
+    """Owns the kernels and the memory that they write to: what a call returns is good until its next one.
+
+    products: of a few rows, None in float32.
+    """
 
     def __init__(self, library: "KernelLibrary", layers: Sequence[LayerSpec], dtype: torch.dtype) -> None:
         self._library = library
@@ -82,6 +86,7 @@ class CompiledKernels:
         self._normed = _Rows(dtype)
         self._gated = _Rows(dtype)
         self.attended = _Rows(dtype)
+        self.products = Products(library.products, self.team) if library.products else None
 
     def norm(self, norm: "RMSNorm", hidden: torch.Tensor, added: torch.Tensor | None, scale: float) -> torch.Tensor:
         """As Operations.norm."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from llvmlite import binding
 
+from llmkernel.engine.worker.compiled.arguments import MOST_ROWS
 from llmkernel.engine.worker.compiled.machine import processor, target_machine
 from llmkernel.engine.worker.compiled.team import Kernel
 from llmkernel.engine.worker.model_cache import cache_root
@@ -24,7 +25,10 @@ def open_library(element: str, head_size: int) -> "KernelLibrary":
 
 
 class KernelLibrary:
-    """Owns the code: norm, gate and attention for one number format and head size. folder: made if it is missing."""
+    """Owns the code: norm, gate, attention and products (by rows, from 1) of one number format and head size.
+
+    folder: made if it is missing.
+    """
 
     def __init__(self, folder: Path, element: str, head_size: int) -> None:
         code = _kept(folder / f"{element}-{head_size}-{_identity()}.o", element, head_size)
@@ -34,6 +38,8 @@ class KernelLibrary:
         self.norm = self._kernel("norm")
         self.gate = self._kernel("gate")
         self.attention = self._kernel("attention")
+        many = MOST_ROWS if element == "bfloat16" else 0
+        self.products = [self._kernel(f"product_{rows}") for rows in range(1, many + 1)]
 
     def _kernel(self, name: str) -> Kernel:
         return Kernel(self._engine.get_function_address(name))

@@ -20,6 +20,21 @@ class PackedLinear(Linear):
         self._bias = bias
         self._product = torch.ops.mkldnn._linear_pointwise.default
 
+    def address(self) -> int | None:
+        """Of the packed numbers; None where this torch does not tell."""
+        try:
+            return int(torch.ops.mkldnn.data_ptr(self._packed))
+        except (AttributeError, RuntimeError):
+            return None
+
+    def packed_bytes(self) -> int:
+        """What they take; needs an address()."""
+        return int(torch.ops.mkldnn._nbytes(self._packed))
+
+    def bias_address(self) -> int:
+        """Of bias, 0: none."""
+        return 0 if self._bias is None else self._bias.data_ptr()
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._product(x, self._packed, self._bias, "none", [], "")
 

@@ -4,10 +4,13 @@ from collections.abc import Callable
 
 import torch
 
+from llmkernel.engine.worker.compiled.products import Products
 from llmkernel.engine.worker.linear.int4_linear import GROUP, Int4Linear, Int4Weight, quantize_int4
 from llmkernel.engine.worker.linear.int8_linear import Int8Linear
 from llmkernel.engine.worker.linear.kernel_choice import MakeLinear, dense_kernel
 from llmkernel.engine.worker.linear.linear import Linear
+from llmkernel.engine.worker.linear.packed_linear import PackedLinear
+from llmkernel.engine.worker.linear.panel_linear import PanelLinear
 from llmkernel.engine.worker.linear.rows_linear import RowsLinear
 
 __all__ = ["DenseScheme", "Int4Scheme", "Int8Scheme", "WeightScheme"]
@@ -19,16 +22,23 @@ Read = Callable[[], torch.Tensor]
 
 
 class WeightScheme:
-    """The dense scheme: each weight in the form that is fastest here, measured once."""
+    """The dense scheme: each weight in the form that is fastest here, measured once.
 
-    def __init__(self) -> None:
+    products: compiled ones, for a few rows; None: the form's own.
+    """
+
+    def __init__(self, products: Products | None = None) -> None:
+        self._products = products
         self._kernel: MakeLinear | None = None
 
     def dense(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """For weights that are never quantized (the output layer), and for what a scheme cannot take."""
         if self._kernel is None:
             self._kernel = dense_kernel(weight)
-        return self._kernel(weight, bias)
+        linear = self._kernel(weight, bias)
+        if self._products is not None and isinstance(linear, PackedLinear):
+            return PanelLinear.of(linear, weight, self._products) or linear
+        return linear
 
     def linear(self, names: list[str], order: torch.Tensor | None, read: Read, bias: torch.Tensor | None) -> Linear:
         """The rows of these weights, one below the other, in `order`; `read` gives them dense."""
@@ -51,8 +61,15 @@ class Int4Scheme(WeightScheme):
     both: a dense copy is kept as well, for steps of more than FEW_ROWS rows. rounded, kept_dense: names, for the notes.
     """
 
-    def __init__(self, stored: Callable[[str], Int4Weight | None], *, rounds: bool, both: bool) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        stored: Callable[[str], Int4Weight | None],
+        *,
+        rounds: bool,
+        both: bool,
+        products: Products | None = None,
+    ) -> None:
+        super().__init__(products)
         self._stored = stored
         self._rounds = rounds
         self._both = both

@@ -74,7 +74,7 @@ class FusedLoad:
         name = self._files.name
         kernels, note = self._compile()
         with ExitStack() as stack:
-            scheme = self._choice.scheme(self._files, stack)
+            scheme = self._choice.scheme(self._files, stack, None if kernels is None else kernels.products)
             built = build_decoder(
                 self.config,
                 self._checkpoint,

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 import torch
 
 from llmkernel.config import EngineArgs, format_bytes
+from llmkernel.engine.worker.compiled.products import Products
 from llmkernel.engine.worker.hardware import multiplies_bfloat16, resolve_dtype
 from llmkernel.engine.worker.linear.int4_linear import int4_works
 from llmkernel.engine.worker.linear.int8_linear import int8_works
@@ -38,14 +39,16 @@ class WeightChoice:
         """Bytes that the weights will take; the embedding stays in its file."""
         return int(_layer_numbers(config) * item * _PART[self.kind]) + config.vocab_size * config.hidden_size * item
 
-    def scheme(self, files: ModelFiles, stack: ExitStack) -> WeightScheme:
-        """The scheme, with the GGUF file open within `stack` where it is read."""
+    def scheme(self, files: ModelFiles, stack: ExitStack, products: Products | None = None) -> WeightScheme:
+        """The scheme, with the GGUF file open within `stack` where it is read. products: see WeightScheme."""
         if self.kind == "dense":
-            return DenseScheme()
+            return DenseScheme(products)
         if self.kind == "int8":
-            return Int8Scheme()
+            return Int8Scheme(products)
         stored = stack.enter_context(GGUFBlocks(files.gguf)).find if self.from_file and files.gguf else lambda _: None
-        return Int4Scheme(stored, rounds=not self.from_file or self.kind == "int4", both=self.kind == "both")
+        return Int4Scheme(
+            stored, rounds=not self.from_file or self.kind == "int4", both=self.kind == "both", products=products
+        )
 
     def notes(self, files: ModelFiles, scheme: WeightScheme, config: DecoderConfig, item: int) -> list[str]:
         """What to say about it."""

@@ -1,0 +1,46 @@
+"""PanelLinear: a packed bfloat16 weight, for a few rows multiplied by a compiled kernel where oneDNN has put it."""
+
+import ctypes
+
+import numpy as np
+import torch
+
+from llmkernel.engine.worker.compiled.arguments import PANEL
+from llmkernel.engine.worker.compiled.products import PanelWeight, Products
+from llmkernel.engine.worker.linear.linear import Linear
+from llmkernel.engine.worker.linear.packed_linear import PackedLinear
+
+__all__ = ["PanelLinear"]
+
+
+class PanelLinear(Linear):
+    """`many` for more rows than the kernels take; both read the same memory."""
+
+    def __init__(self, many: PackedLinear, weight: PanelWeight, products: Products) -> None:
+        self.kind = many.kind
+        self.nbytes = many.nbytes
+        self._many = many
+        self._weight = weight
+        self._products = products
+        self._most_rows = products.most_rows
+
+    @classmethod
+    def of(cls, packed: PackedLinear, weight: torch.Tensor, products: Products) -> "PanelLinear | None":
+        """None where oneDNN has packed `weight` [out, in] in another order than the kernels read.
+
+        Its order is its own affair, so it is looked at: the first and the last panel, number by number.
+        """
+        outer, inner = weight.shape
+        address = packed.address()
+        if outer % PANEL or inner % 2 or address is None or packed.packed_bytes() != weight.nbytes:
+            return None
+        for first in (0, outer - PANEL):
+            expected = weight[first : first + PANEL].view(PANEL, -1, 2).transpose(0, 1).contiguous().view(torch.int16)
+            place = address + first * inner * weight.itemsize
+            found = np.ctypeslib.as_array((ctypes.c_int16 * expected.numel()).from_address(place))
+            if not np.array_equal(found, expected.numpy().ravel()):
+                return None
+        return cls(packed, PanelWeight(address, inner, outer, packed.bias_address()), products)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._products(x, self._weight) if x.shape[0] <= self._most_rows else self._many(x)
