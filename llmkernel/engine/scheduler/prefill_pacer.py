@@ -12,7 +12,7 @@ NOT_FELT = 0.010
 SHORT_PROMPT = 256
 """Tokens up to which a prompt is read in one piece all the same, past longer ones: a first token that is soon there."""
 
-LEAST = 24
+LEAST = 8
 """Prompt tokens that a step may always read: they come to their end, however slow the machine."""
 
 _DECODE_WEIGHT = 0.2
