@@ -86,6 +86,7 @@ def test_products_of_a_few_rows(outer: int, inner: int, biased: bool, threads: i
     linear = PanelLinear.of(PackedLinear(weight, bias), weight, products)
     if linear is None:
         pytest.skip("oneDNN packs in another order here")
+    assert linear(torch.empty(0, inner).bfloat16()).shape == (0, outer)
     for rows in (1, 2, 3):  # the last one beyond what the kernels take
         x = torch.randn(rows, inner, generator=generator).bfloat16()
         want = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
@@ -262,6 +263,15 @@ def test_it_can_be_left_out(tmp_path: Path) -> None:
     assert "compiled." in notes[0]
     assert "enforce_eager" in notes[1]
     assert EngineArgs(enforce_eager=True).enforce_eager
+
+
+def test_a_prompt_in_chunks_in_bfloat16(tmp_path: Path) -> None:
+    """The steps before its last one ask for no logits at all."""
+    model = tiny_models.build("llama", hidden_size=64, intermediate_size=128, num_attention_heads=4)
+    folder = tiny_models.save(model, tmp_path / "llama")
+    prompt = [5, 6, 7] * 20
+    with EngineRun(folder, dtype="bfloat16", max_num_batched_tokens=16) as run:
+        assert len(run.generate([prompt], max_tokens=5)[0].token_ids) == 5
 
 
 def test_without_numba_torch_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:

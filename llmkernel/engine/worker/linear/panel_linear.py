@@ -43,4 +43,4 @@ class PanelLinear(Linear):
         return cls(packed, PanelWeight(address, inner, outer, packed.bias_address()), products)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._products(x, self._weight) if x.shape[0] <= self._most_rows else self._many(x)
+        return self._products(x, self._weight) if 0 < x.shape[0] <= self._most_rows else self._many(x)

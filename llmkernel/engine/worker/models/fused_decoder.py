@@ -85,11 +85,11 @@ class FusedDecoder:
             joined = layer.qkv(norm(layer.input_norm, hidden, added, scale))
             attended = context.attend_joined(layer.heads, joined, rotation)
             if index == last:  # nobody reads the other rows any more
+                if not len(rows):
+                    return torch.empty(0, self.vocab_size, dtype=self._dtype, device=hidden.device)
                 hidden, attended = hidden.index_select(0, rows), attended.index_select(0, rows)
             added = layer.out(attended)
             added = layer.down(gate(layer.gate_up(norm(layer.mlp_norm, hidden, added, scale))))
-        if not len(rows):
-            return torch.empty(0, self.vocab_size, dtype=self._dtype, device=hidden.device)
         return self._head(norm(self._final_norm, hidden, added, scale))
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
