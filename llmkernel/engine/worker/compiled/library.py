@@ -11,7 +11,7 @@ from pathlib import Path
 from llvmlite import binding
 
 from llmkernel.engine.worker.compiled.arguments import MOST_ROWS
-from llmkernel.engine.worker.compiled.machine import processor, target_machine
+from llmkernel.engine.worker.compiled.machine import page_out, processor, target_machine
 from llmkernel.engine.worker.compiled.team import Kernel
 from llmkernel.engine.worker.model_cache import cache_root
 
@@ -40,6 +40,7 @@ class KernelLibrary:
         self.attention = self._kernel("attention")
         many = MOST_ROWS if element == "bfloat16" else 0
         self.products = [self._kernel(f"product_{rows}") for rows in range(1, many + 1)]
+        page_out()
 
     def _kernel(self, name: str) -> Kernel:
         return Kernel(self._engine.get_function_address(name))
