@@ -94,6 +94,18 @@ def test_products_of_a_few_rows(outer: int, inner: int, biased: bool, threads: i
 
 
 @pytest.mark.skipif(not packing_works(), reason="oneDNN packs no bfloat16 here")
+def test_logits_of_a_few_rows_are_not_rounded(threads: int) -> None:
+    weight, x = torch.randn(192, 64).bfloat16(), torch.randn(2, 64).bfloat16()
+    products = kernels_for(PLAIN, torch.bfloat16).products
+    assert products is not None
+    linear = PanelLinear.of(PackedLinear(weight), weight, products, float_out=True)
+    if linear is None:
+        pytest.skip("oneDNN packs in another order here")
+    assert linear(x).dtype == torch.float32
+    assert distance(linear(x), x.double() @ weight.double().t()) < 2e-6
+
+
+@pytest.mark.skipif(not packing_works(), reason="oneDNN packs no bfloat16 here")
 def test_an_order_of_weights_that_is_not_known_is_left_to_onednn() -> None:
     products = kernels_for(PLAIN, torch.bfloat16).products
     assert products is not None

@@ -83,12 +83,13 @@ class AttentionArguments(Arguments):
 
 
 class ProductArguments(Arguments):
-    """out bfloat16 [rows, outer] = x [rows, inner] weights^T + bias (bfloat16 [outer], 0: none); rows is the kernel's.
+    """out [rows, outer] = x [rows, inner] weights^T + bias (bfloat16 [outer], 0: none); rows is the kernel's.
 
+    wide: 1 where out is float32, 0: bfloat16, as x.
     weights: in panels, bfloat16 [outer / PANEL, inner / 2, PANEL, 2]. scratch: float32 [team, scratch_size].
     """
 
-    _fields_ = Arguments.of("inner", "outer", "x", "weights", "bias", "out", "scratch", "scratch_size")
+    _fields_ = Arguments.of("inner", "outer", "x", "weights", "bias", "out", "scratch", "scratch_size", "wide")
 
     @staticmethod
     def scratch_for(rows: int, inner: int) -> int:

@@ -20,11 +20,15 @@ _at, _put, _item = BFLOAT16
 
 
 @numba.njit(types.void(*[types.int64] * 6), **OPTIONS)
-def _write(sums: Any, begin: Any, many: Any, outer: Any, bias: Any, out: Any) -> None:
-    """The sums of one row, as its outputs from `begin` on."""
+def _write(sums: Any, begin: Any, many: Any, bias: Any, out: Any, float_out: Any) -> None:
+    """The sums of one row, as its outputs from `begin` on; float_out: 1 where they are float32."""
     if bias != 0:
         for i in range(many):
-            _put(out, begin + i, f32_at(sums, begin % PANEL + i) + _at(bias, begin + i))
+            place = begin % PANEL + i
+            put_f32(sums, place, f32_at(sums, place) + _at(bias, begin + i))
+    if float_out != 0:
+        for i in range(many):
+            put_f32(out, begin + i, f32_at(sums, begin % PANEL + i))
     else:
         for i in range(many):
             _put(out, begin + i, f32_at(sums, begin % PANEL + i))
@@ -38,6 +42,7 @@ def product_kernel(rows: int) -> Any:
     def product(a: Any) -> None:
         team, inner, outer, x = i64_at(a, 0), i64_at(a, 2), i64_at(a, 3), i64_at(a, 4)
         weights, bias, out = i64_at(a, 5), i64_at(a, 6), i64_at(a, 7)
+        float_out = i64_at(a, 10)
         me = thread_number(i64_at(a, 1)) if team > 1 else 0
         wide = i64_at(a, 8) + me * i64_at(a, 9) * 4
         sums = wide + rows * inner * 4
@@ -55,7 +60,8 @@ def product_kernel(rows: int) -> Any:
                 many = PANEL
                 whole(wide, inner, panel, sums)
             for row in range(rows):
-                _write(sums + row * PANEL * 4, half * _HALF, many, outer, bias, out + row * outer * _item)
+                place = out + row * outer * (4 if float_out != 0 else _item)
+                _write(sums + row * PANEL * 4, half * _HALF, many, bias, place, float_out)
             half += many // _HALF
 
     return product

@@ -14,12 +14,16 @@ __all__ = ["PanelWeight", "Products"]
 
 
 class PanelWeight(NamedTuple):
-    """A weight [outer, inner] in panels at this address (ProductArguments). bias: address of bfloat16 [outer], or 0."""
+    """A weight [outer, inner] in panels at this address (ProductArguments). bias: address of bfloat16 [outer], or 0.
+
+    float_out: the product is not rounded to bfloat16.
+    """
 
     address: int
     inner: int
     outer: int
     bias: int
+    float_out: bool = False
 
 
 class Products:
@@ -34,9 +38,9 @@ class Products:
         self._scratch = torch.empty(0)
 
     def __call__(self, x: torch.Tensor, weight: PanelWeight) -> torch.Tensor:
-        """x bfloat16 [rows, inner], contiguous, of at most most_rows rows -> [rows, outer]."""
+        """x bfloat16 [rows, inner], contiguous, of at most most_rows rows -> [rows, outer], bfloat16 or float32."""
         rows = x.shape[0]
-        out = x.new_empty(rows, weight.outer)
+        out = x.new_empty(rows, weight.outer, dtype=torch.float32 if weight.float_out else torch.bfloat16)
         arguments = self._arguments
         size = ProductArguments.scratch_for(rows, weight.inner)
         wanted = size * torch.get_num_threads()
@@ -45,5 +49,6 @@ class Products:
         arguments.inner, arguments.outer, arguments.bias = weight.inner, weight.outer, weight.bias
         arguments.x, arguments.weights, arguments.out = x.data_ptr(), weight.address, out.data_ptr()
         arguments.scratch, arguments.scratch_size = self._scratch.data_ptr(), size
+        arguments.wide = int(weight.float_out)
         self._team.run(self._kernels[rows - 1], arguments, parts=2 * weight.outer // PANEL)
         return out

@@ -25,10 +25,13 @@ class PanelLinear(Linear):
         self._most_rows = products.most_rows
 
     @classmethod
-    def of(cls, packed: PackedLinear, weight: torch.Tensor, products: Products) -> "PanelLinear | None":
+    def of(
+        cls, packed: PackedLinear, weight: torch.Tensor, products: Products, *, float_out: bool = False
+    ) -> "PanelLinear | None":
         """None where oneDNN has packed `weight` [out, in] in another order than the kernels read.
 
         Its order is its own affair, so it is looked at: the first and the last panel, number by number.
+        float_out: products of a few rows stay in float32.
         """
         outer, inner = weight.shape
         address = packed.address()
@@ -40,7 +43,7 @@ class PanelLinear(Linear):
             found = np.ctypeslib.as_array((ctypes.c_int16 * expected.numel()).from_address(place))
             if not np.array_equal(found, expected.numpy().ravel()):
                 return None
-        return cls(packed, PanelWeight(address, inner, outer, packed.bias_address()), products)
+        return cls(packed, PanelWeight(address, inner, outer, packed.bias_address(), float_out), products)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._products(x, self._weight) if 0 < x.shape[0] <= self._most_rows else self._many(x)

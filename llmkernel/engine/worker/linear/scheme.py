@@ -31,13 +31,16 @@ class WeightScheme:
         self._products = products
         self._kernel: MakeLinear | None = None
 
-    def dense(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """For weights that are never quantized (the output layer), and for what a scheme cannot take."""
+    def dense(self, weight: torch.Tensor, bias: torch.Tensor | None, *, float_out: bool = False) -> Linear:
+        """For weights that are never quantized (the output layer), and for what a scheme cannot take.
+
+        float_out: logits may come in float32, where that costs nothing: rounded to bfloat16 the best two are often one.
+        """
         if self._kernel is None:
             self._kernel = dense_kernel(weight)
         linear = self._kernel(weight, bias)
         if self._products is not None and isinstance(linear, PackedLinear):
-            return PanelLinear.of(linear, weight, self._products) or linear
+            return PanelLinear.of(linear, weight, self._products, float_out=float_out) or linear
         return linear
 
     def linear(self, names: list[str], order: torch.Tensor | None, read: Read, bias: torch.Tensor | None) -> Linear:

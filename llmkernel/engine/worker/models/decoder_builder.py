@@ -108,7 +108,7 @@ class _Build:
         own_head = "lm_head.weight" in checkpoint
         name = "lm_head.weight" if own_head else "model.embed_tokens.weight"
         weight = self._tensor(name)
-        head = self._count(self._scheme.dense(weight, None))
+        head = self._count(self._scheme.dense(weight, None, float_out=True))
         if not own_head and isinstance(head, PlainLinear):
             embedding = weight
         elif self._device.type == "cpu":
