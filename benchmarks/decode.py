@@ -2,7 +2,8 @@
 
     python benchmarks/decode.py                          EngineCore in this process
     python benchmarks/decode.py --peer-transformers      and transformers' generate() on the same weights
-    python benchmarks/decode.py --through-async          and AsyncLLM: engine process, sockets, detokenizing
+    python benchmarks/decode.py --through-async          and AsyncLLM: engine process, sockets, detokenizing,
+                                                         in turns with the engine alone
 
 All requests of a batch have prompts of --context random tokens that share no prefix, and are sampled greedily. A step
 is counted when every request of the batch decodes in it. Peers are timed as generate(1 + N) minus generate(1), over N.
@@ -48,11 +49,11 @@ def main() -> None:
     }
     for batch in options.batches:
         report["engine_core"][batch] = measure_core(core, batch, options.context, options.tokens)
+    if options.through_async:
+        report["async_llm"] = asyncio.run(measure_async(args, options, core))
     core.shutdown()
     if options.peer_transformers:
         report["transformers_generate"] = measure_transformers(options, facts.model.dtype, facts.num_threads)
-    if options.through_async:
-        report["async_llm"] = asyncio.run(measure_async(args, options))
     print(json.dumps(report, indent=1))
 
 
@@ -64,6 +65,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--tokens", default=32, type=int, help="tokens generated per request and counted")
     parser.add_argument("--peer-transformers", action="store_true")
     parser.add_argument("--through-async", action="store_true")
+    parser.add_argument("--rounds", default=3, type=int, help="of --through-async, each beside the engine alone")
     return parser.parse_args()
 
 
@@ -73,6 +75,7 @@ def summary(batch: int, steps: list[float]) -> dict[str, float]:
     return {
         "step_ms_median": round(median * 1e3, 2),
         "step_ms_min": round(min(steps) * 1e3, 2),
+        "step_ms_mean": round(statistics.mean(steps) * 1e3, 2),
         "tokens_per_second": round(batch / median, 1),
         "steps": len(steps),
     }
@@ -128,8 +131,11 @@ def measure_transformers(options: argparse.Namespace, dtype: str, num_threads: i
     return results
 
 
-async def measure_async(args: EngineArgs, options: argparse.Namespace) -> dict[int, dict[str, float]]:
-    """AsyncLLM: from the first token that all requests have to the last, as the consumer sees them."""
+async def measure_async(args: EngineArgs, options: argparse.Namespace, core: EngineCore) -> dict[int, dict[str, float]]:
+    """AsyncLLM, in turns with `core`: from the first token that all requests have to the last, as their readers see it.
+
+    of_engine_core: its mean step over that of AsyncLLM, the median of the rounds.
+    """
     from llmkernel.llm.async_llm import AsyncLLM
 
     llm = AsyncLLM(args)
@@ -142,18 +148,28 @@ async def measure_async(args: EngineArgs, options: argparse.Namespace) -> dict[i
         async for output in llm.generate({"prompt_token_ids": prompt}, params, request_id=request_id):
             times.extend([time.perf_counter()] * len(output.outputs[0].token_ids))
 
-    results = {}
-    for batch in options.batches:
+    async def step_ms(batch: int) -> float:
         prompts = random_prompts(batch, options.context, facts.model.vocab_size)
         times: list[list[float]] = [[] for _ in prompts]
         await asyncio.gather(*(one(f"{batch}-{i}", prompt, times[i]) for i, prompt in enumerate(prompts)))
         begun, ended = max(stamps[0] for stamps in times), max(stamps[-1] for stamps in times)
         counted = sum(sum(stamp > begun for stamp in stamps) for stamps in times)
-        results[batch] = {
-            "tokens_per_second": round(counted / (ended - begun), 1),
-            "step_ms_mean": round((ended - begun) / (counted / batch) * 1e3, 2),
-        }
         await llm.reset_prefix_cache()
+        return (ended - begun) / (counted / batch) * 1e3
+
+    results = {}
+    for batch in options.batches:
+        ours, shares = [], []
+        for _ in range(options.rounds):
+            bare = measure_core(core, batch, options.context, options.tokens)["step_ms_mean"]
+            ours.append(await step_ms(batch))
+            shares.append(bare / ours[-1])
+        step = statistics.median(ours)
+        results[batch] = {
+            "tokens_per_second": round(batch / step * 1e3, 1),
+            "step_ms_mean": round(step, 2),
+            "of_engine_core": round(statistics.median(shares), 3),
+        }
     llm.shutdown()
     return results
 
