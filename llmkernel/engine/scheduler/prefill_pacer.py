@@ -2,7 +2,7 @@
 
 __all__ = ["SHORT_PROMPT", "PrefillPacer"]
 
-STRETCH = 1.2
+STRETCH = 1.0
 """By so many of its lengths a step that only decodes may be stretched for prompts. Times the square of those who wait
 for their first token: two of them weigh more than even streams, and where many do nearly the whole budget is theirs."""
 
