@@ -37,7 +37,7 @@ def test_steps_are_stretched_as_far_as_meant(decode: float, token: float) -> Non
 def test_who_waits_counts() -> None:
     """Two who wait for a first token weigh more than the evenness of the streams; eight take all."""
     pacer = taught(decode=0.040, token=0.0005)
-    assert [pacer.limit(waiting) for waiting in (1, 2, 8)] == [96, 384, 2048]
+    assert [pacer.limit(waiting) for waiting in (1, 2, 8)] == [80, 320, 2048]
 
 
 def test_what_nobody_feels_is_not_held_back() -> None:
