@@ -213,12 +213,12 @@ def test_kinds_of_layers(change: dict[str, object], dtype: torch.dtype, threads:
 
 
 def test_what_lies_behind_the_end_is_not_read() -> None:
-    """A block that another text left full of numbers, but clean behind this one's end, as the runner sees to."""
+    """A clean block, and one that another text left full of numbers: four keys are read at once, one of them counts."""
     store = PagedKVStore([PLAIN], num_blocks=4, block_size=4, dtype=torch.float32, device=CPU)
+    full = store.slots(torch.full((4,), 3), torch.arange(4))
+    store.write(0, full, torch.full((4, PLAIN.row_size), 7.0))
     kernels = kernels_for(PLAIN, torch.float32)
     rotary = Rotary(RotaryConfig(size=16, theta=1e4, max_position=64), CPU)
-    lanes = store.lanes(0)
-    assert lanes is not None
     heads = Heads(PLAIN, rotary)
     joined = torch.randn(1, 6 * 16 + PLAIN.row_size)
     outs = []

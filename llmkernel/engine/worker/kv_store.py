@@ -100,6 +100,10 @@ class PagedKVStore(KVStore):
         for shape in shapes:
             self._depth_of_layer.append(seen[shape])
             seen[shape] += 1
+        self._lanes = [
+            pools[0].lanes_of(depth) if len(pools) == 1 else None
+            for pools, depth in zip(self._of_layer, self._depth_of_layer, strict=True)
+        ]
         self.num_bytes = sum(pool.memory.nbytes for pools in self._pools.values() for pool in pools)
 
     def clear_blocks(self, block_ids: Sequence[int]) -> None:
@@ -140,8 +144,7 @@ class PagedKVStore(KVStore):
         return keys, values
 
     def lanes(self, layer: int) -> Lanes | None:
-        pools = self._of_layer[layer]
-        return pools[0].lanes_of(self._depth_of_layer[layer]) if len(pools) == 1 else None
+        return self._lanes[layer]
 
     def copy(self, layer: int, places: Places) -> torch.Tensor:
         (pool,) = self._of_layer[layer]

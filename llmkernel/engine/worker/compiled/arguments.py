@@ -21,7 +21,6 @@ PANEL = 64
 MOST_ROWS = 2
 """Rows of a product up to which the kernels here were measured to be the faster ones in a whole step."""
 
-
 SEGMENT = 256
 """Keys whose scores are held at once, a multiple of every block size that is served."""
 
@@ -85,11 +84,11 @@ class AttentionArguments(Arguments):
 class ProductArguments(Arguments):
     """out [rows, outer] = x [rows, inner] weights^T + bias (bfloat16 [outer], 0: none); rows is the kernel's.
 
-    wide: 1 where out is float32, 0: bfloat16, as x.
+    float_out: 1 where out is float32, 0: bfloat16, as x.
     weights: in panels, bfloat16 [outer / PANEL, inner / 2, PANEL, 2]. scratch: float32 [team, scratch_size].
     """
 
-    _fields_ = Arguments.of("inner", "outer", "x", "weights", "bias", "out", "scratch", "scratch_size", "wide")
+    _fields_ = Arguments.of("inner", "outer", "x", "weights", "bias", "out", "scratch", "scratch_size", "float_out")
 
     @staticmethod
     def scratch_for(rows: int, inner: int) -> int:

@@ -19,7 +19,7 @@ from llmkernel.engine.worker.compiled.arguments import (
     NormArguments,
 )
 from llmkernel.engine.worker.compiled.products import Products
-from llmkernel.engine.worker.compiled.team import Team
+from llmkernel.engine.worker.compiled.team import Scratch, Team
 from llmkernel.engine.worker.kv_store import KVStore
 from llmkernel.engine.worker.scheduled_tokens import ScheduledTokens, block_table
 from llmkernel.logger import init_logger
@@ -78,7 +78,7 @@ class CompiledKernels:
         self.team = Team()
         self.attention = library.attention
         self.attention_arguments = AttentionArguments()
-        self._scratch = torch.empty(0)
+        self.scratch = Scratch()
         self._norm = library.norm
         self._norm_arguments = NormArguments()
         self._gate = library.gate
@@ -97,10 +97,7 @@ class CompiledKernels:
         arguments.added = 0 if added is None else added.data_ptr()
         arguments.weight, arguments.out = norm.address, address
         arguments.eps, arguments.scale = norm.eps, scale
-        if rows * size <= _SHORT:
-            self._norm.short(arguments.address)
-        else:
-            self.team.run(self._norm, arguments, parts=rows)
+        self.team.run(self._norm, arguments, parts=rows, is_short=rows * size <= _SHORT)
         return out
 
     def gate(self, joined: torch.Tensor) -> torch.Tensor:
@@ -109,10 +106,7 @@ class CompiledKernels:
         out, address = self._gated.get(rows, size)
         arguments = self._gate_arguments
         arguments.rows, arguments.size, arguments.joined, arguments.out = rows, size, joined.data_ptr(), address
-        if rows * size <= _SHORT:
-            self._gate.short(arguments.address)
-        else:
-            self.team.run(self._gate, arguments, parts=rows)
+        self.team.run(self._gate, arguments, parts=rows, is_short=rows * size <= _SHORT)
         return out
 
     def plan(self, store: KVStore, sequences: Sequence[ScheduledTokens]) -> "CompiledAttention | None":
@@ -120,14 +114,6 @@ class CompiledKernels:
         if store.block_size % KEYS_AT_ONCE or SEGMENT % store.block_size or store.lanes(0) is None:
             return None
         return CompiledAttention(self, store, sequences)
-
-    def scratch(self, queries: int) -> tuple[int, int]:
-        """Address and size of what each thread of the team may write to."""
-        size = AttentionArguments.scratch_for(queries, self.head_size)
-        wanted = size * torch.get_num_threads()
-        if len(self._scratch) < wanted:
-            self._scratch = torch.empty(wanted)
-        return self._scratch.data_ptr(), size
 
 
 class CompiledAttention:
@@ -148,7 +134,8 @@ class CompiledAttention:
         arguments.starts, arguments.counts, arguments.ends = (row.ctypes.data for row in self._requests)
         arguments.tables, arguments.table_size = self._tables.ctypes.data, self._tables.shape[1]
         arguments.block_size = size
-        arguments.scratch, arguments.scratch_size = kernels.scratch(max(counts) * kernels.group)
+        scratch_size = AttentionArguments.scratch_for(max(counts) * kernels.group, kernels.head_size)
+        arguments.scratch, arguments.scratch_size = kernels.scratch.address(scratch_size), scratch_size
 
     def attend(self, heads: "Heads", joined: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
         """joined [T, queries + row_size], unturned; rotation complex64 [T, 1, rotary / 2] -> [num_rows, H * D]."""
@@ -164,10 +151,8 @@ class CompiledAttention:
         arguments.pool, arguments.block_stride = lanes
         arguments.window = layer.window or 0
         arguments.out, arguments.scale = address, layer.scaling
-        if self._work * layer.num_kv_heads <= _FEW_KEYS:
-            kernels.attention.short(arguments.address)
-        else:
-            kernels.team.run(kernels.attention, arguments, parts=arguments.requests * layer.num_kv_heads)
+        parts, is_short = arguments.requests * layer.num_kv_heads, self._work * layer.num_kv_heads <= _FEW_KEYS
+        kernels.team.run(kernels.attention, arguments, parts=parts, is_short=is_short)
         return out
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from llmkernel.engine.worker.compiled.arguments import MOST_ROWS, PANEL, ProductArguments
-from llmkernel.engine.worker.compiled.team import Kernel, Team
+from llmkernel.engine.worker.compiled.team import Kernel, Scratch, Team
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,7 @@ class Products:
         self._kernels = kernels
         self._team = team
         self._arguments = ProductArguments()
-        self._scratch = torch.empty(0)
+        self._scratch = Scratch()
 
     def __call__(self, x: torch.Tensor, weight: PanelWeight) -> torch.Tensor:
         """x bfloat16 [rows, inner], contiguous, of at most most_rows rows -> [rows, outer], bfloat16 or float32."""
@@ -43,12 +43,9 @@ class Products:
         out = x.new_empty(rows, weight.outer, dtype=torch.float32 if weight.float_out else torch.bfloat16)
         arguments = self._arguments
         size = ProductArguments.scratch_for(rows, weight.inner)
-        wanted = size * torch.get_num_threads()
-        if len(self._scratch) < wanted:
-            self._scratch = torch.empty(wanted)
         arguments.inner, arguments.outer, arguments.bias = weight.inner, weight.outer, weight.bias
         arguments.x, arguments.weights, arguments.out = x.data_ptr(), weight.address, out.data_ptr()
-        arguments.scratch, arguments.scratch_size = self._scratch.data_ptr(), size
-        arguments.wide = int(weight.float_out)
+        arguments.scratch, arguments.scratch_size = self._scratch.address(size), size
+        arguments.float_out = int(weight.float_out)
         self._team.run(self._kernels[rows - 1], arguments, parts=2 * weight.outer // PANEL)
         return out

@@ -13,7 +13,7 @@ import torch
 
 from llmkernel.engine.worker.compiled.arguments import Arguments
 
-__all__ = ["Kernel", "Team"]
+__all__ = ["Kernel", "Scratch", "Team"]
 
 
 class Kernel:
@@ -31,8 +31,11 @@ class Team:
     def __init__(self) -> None:
         self._runtime = _runtime()
 
-    def run(self, kernel: Kernel, arguments: Arguments, *, parts: int) -> None:
-        """In as many threads as torch uses now, at most `parts`; without the GIL."""
+    def run(self, kernel: Kernel, arguments: Arguments, *, parts: int, is_short: bool = False) -> None:
+        """In as many threads as torch uses now, at most `parts`, without the GIL; what is short here, at once."""
+        if is_short:
+            kernel.short(arguments.address)
+            return
         threads = 1 if self._runtime is None else min(parts, torch.get_num_threads())
         if self._runtime is None or threads <= 1:
             kernel.long(arguments.address)
@@ -40,6 +43,20 @@ class Team:
         arguments.team, arguments.thread_number = threads, self._runtime.thread_number
         self._runtime.fork(kernel.address, arguments.address, threads, 0)
         arguments.team = 1
+
+
+class Scratch:
+    """Memory for the threads of a team to write to, grown when it must."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0)
+
+    def address(self, size: int) -> int:
+        """Of `size` numbers of float32 for each of torch's threads; good until it is asked for more."""
+        wanted = size * torch.get_num_threads()
+        if len(self._memory) < wanted:
+            self._memory = torch.empty(wanted)
+        return self._memory.data_ptr()
 
 
 class _OpenMP(NamedTuple):
