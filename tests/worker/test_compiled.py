@@ -87,7 +87,7 @@ def test_products_of_a_few_rows(outer: int, inner: int, biased: bool, threads: i
     if linear is None:
         pytest.skip("oneDNN packs in another order here")
     assert linear(torch.empty(0, inner).bfloat16()).shape == (0, outer)
-    for rows in (1, 2, 3):  # the last one beyond what the kernels take
+    for rows in (1, 2, 3, 6, 130):  # the last one beyond what the kernels take
         x = torch.randn(rows, inner, generator=generator).bfloat16()
         want = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
         assert distance(linear(x), want) < TOLERANCE[torch.bfloat16]
@@ -248,19 +248,21 @@ def test_what_is_not_compiled_says_why(layer: LayerSpec, dtype: torch.dtype, dev
 def test_code_is_kept_and_its_loss_only_costs_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = []
 
-    def count(element: str, head_size: int) -> bytes:
-        built.append((element, head_size))
-        return build.build(element, head_size)
+    recipe = library.decoder_recipe("float32", 16)
+
+    def count(recipe: library.Recipe) -> bytes:
+        built.append(recipe)
+        return build.build(recipe)
 
     monkeypatch.setattr(library, "build_code", count)
     folder = tmp_path / "compiled"
     for _ in range(2):
-        library.KernelLibrary(folder, "float32", 16)
-    assert built == [("float32", 16)]
+        library.KernelLibrary(folder, recipe)
+    assert built == [recipe]
     (kept,) = folder.iterdir()
     assert kept.stat().st_mode & 0o77 == 0
     (tmp_path / "file").write_text("")
-    library.KernelLibrary(tmp_path / "file", "float32", 16)  # a folder that cannot be made
+    library.KernelLibrary(tmp_path / "file", recipe)  # a folder that cannot be made
     assert len(built) == 2
 
 
@@ -287,7 +289,7 @@ def test_a_prompt_in_chunks_in_bfloat16(tmp_path: Path) -> None:
 
 
 def test_without_numba_torch_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(element: str, head_size: int) -> None:
+    def refuse(recipe: library.Recipe) -> None:
         raise ImportError("No module named 'numba'")
 
     monkeypatch.setattr(library, "open_library", refuse)

@@ -1,9 +1,11 @@
-"""How weights are kept: GGUF's 4-bit blocks as they are, rounding at load, and both forms side by side."""
+"""How weights are kept: GGUF's blocks as they are, rounding at load, and two forms side by side."""
 
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -13,12 +15,14 @@ from gguf.constants import GGMLQuantizationType as Type
 from torch.nn import functional
 
 from llmkernel.engine.worker.linear import kernel_choice
-from llmkernel.engine.worker.linear.int4_linear import Int4Linear, int4_works, quantize_int4
+from llmkernel.engine.worker.linear.group_linear import GroupLinear
+from llmkernel.engine.worker.linear.group_weight import quantize_int4
+from llmkernel.engine.worker.linear.int4_linear import Int4Linear, int4_works
 from llmkernel.engine.worker.linear.int8_linear import Int8Linear, int8_works
 from llmkernel.engine.worker.linear.linear import Linear, PlainLinear
 from llmkernel.engine.worker.linear.packed_linear import PackedLinear, packing_works
-from llmkernel.engine.worker.linear.rows_linear import FEW_ROWS, RowsLinear
-from llmkernel.engine.worker.linear.scheme import DenseScheme, Int4Scheme
+from llmkernel.engine.worker.linear.rows_linear import RowsLinear
+from llmkernel.engine.worker.linear.scheme import FEW_ROWS, Copies, DenseScheme, GroupScheme
 from llmkernel.engine.worker.models.gguf_blocks import GGUFBlocks
 from tests.worker import tiny_models
 from tests.worker.engine_run import EngineRun
@@ -57,11 +61,11 @@ def test_rounding_to_4_bits_is_half_a_step_at_most() -> None:
     weight = torch.randn(32, 64) * torch.logspace(-3, 3, 32)[:, None]
     rounded = quantize_int4(weight)
     off = (rounded.dense() - weight).abs().unflatten(1, (-1, 32)).amax(-1)
-    assert (off <= rounded.scales * 0.56).all()  # the scale itself is rounded to bfloat16
+    assert (off <= rounded.scales * 0.56).all()  # scale and minimum are rounded to float16
     assert torch.equal(quantize_int4(torch.zeros(16, 32)).dense(), torch.zeros(16, 32))
 
 
-@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1])
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1, Type.Q8_0])
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
 def test_blocks_of_a_file_are_kept_exactly(kind: Type, name: str, tmp_path: Path) -> None:
     tiny = families()[name]
@@ -73,14 +77,17 @@ def test_blocks_of_a_file_are_kept_exactly(kind: Type, name: str, tmp_path: Path
             want = gguf.quants.dequantize(gguf.quants.quantize(model.state_dict()[weight].numpy(), kind), kind)
             found = blocks.find(weight)
             assert found is not None
-            np.testing.assert_allclose(found.dense().numpy(), want, atol=1e-6)
+            np.testing.assert_array_equal(found.dense().numpy(), want)
         assert blocks.find("model.norm.weight") is None
 
 
 @needs_int4
-@pytest.mark.parametrize(("quantization", "said"), [("auto", "A copy in bfloat16"), ("int4", "kept as they are")])
+@pytest.mark.parametrize(
+    ("options", "copied"), [({}, False), ({"quantization": "int4"}, False), ({"enforce_eager": True}, True)]
+)
 @pytest.mark.usefixtures("own_cache")
-def test_a_4_bit_file_runs_as_it_is(quantization: str, said: str, tmp_path: Path) -> None:
+def test_a_4_bit_file_runs_as_it_is(options: dict[str, Any], copied: bool, tmp_path: Path) -> None:
+    """Compiled kernels take any number of rows; torch's are slow with many, a dense copy serves those."""
     tiny = families()["llama"]
     model = random_model(tiny)
     write_gguf(tmp_path / "tiny.gguf", tiny, model, Type.Q4_1)
@@ -90,12 +97,13 @@ def test_a_4_bit_file_runs_as_it_is(quantization: str, said: str, tmp_path: Path
     with EngineRun(tmp_path / "tiny.gguf", dtype="bfloat16", quantization="none") as run:
         dense = run.generate(prompts, 6, logits=True)
         dense_bytes = run.core.ready.model.weights_bytes
-    with EngineRun(tmp_path / "tiny.gguf", dtype="bfloat16", quantization=quantization) as run:
+    with EngineRun(tmp_path / "tiny.gguf", dtype="bfloat16", **options) as run:
         kept = run.generate(prompts, 6, logits=True)
         facts = run.core.ready.model
-    assert said in " ".join(facts.notes)
+    assert "kept as they are" in " ".join(facts.notes)
     assert "decoded to plain" not in " ".join(facts.notes)
-    assert (facts.weights_bytes < dense_bytes) == (quantization == "int4")
+    assert ("A copy in bfloat16" in " ".join(facts.notes)) == copied
+    assert (facts.weights_bytes > dense_bytes) == copied
     for want, plain, got in zip(exact, dense, kept, strict=True):  # the first logits: those of the same text
         first = want.logits[0] - want.logits[0].mean()
         error, usual = (np.linalg.norm(one.logits[0] - one.logits[0].mean() - first) for one in (got, plain))
@@ -143,6 +151,33 @@ def test_what_a_4_bit_file_holds_otherwise_is_said(tmp_path: Path) -> None:
         assert "weights were rounded to 4 bits" in " ".join(run.core.ready.model.notes)
 
 
+@needs_int4
+@pytest.mark.usefixtures("own_cache")
+def test_an_output_layer_in_8_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few logits are made from the file's 8 bits, many from a dense copy; quantization="int4" does without the copy."""
+    found: list[Linear] = []
+    head = GroupScheme.head
+
+    def note(self: GroupScheme, name: str, read: Callable[[], torch.Tensor]) -> Linear:
+        found.append(head(self, name, read))
+        return found[-1]
+
+    monkeypatch.setattr(GroupScheme, "head", note)
+    tiny = families()["llama"]
+    write_gguf(tmp_path / "tiny.gguf", tiny, random_model(tiny), Type.Q4_1, head=Type.Q8_0)
+    answers = []
+    for quantization in ("auto", "int4"):
+        with EngineRun(tmp_path / "tiny.gguf", dtype="bfloat16", quantization=quantization) as run:
+            answers.append([one.token_ids for one in run.generate([[3, 5, 7]] * 6, 6)])
+    both, alone = found
+    assert isinstance(both, RowsLinear)
+    assert isinstance(both.few, GroupLinear)
+    assert isinstance(alone, GroupLinear)
+    x = torch.randn(4, 64).bfloat16()
+    assert both(x).dtype == torch.float32
+    assert torch.equal(both(x), alone(x))
+
+
 @needs_int8
 @needs_int4
 @pytest.mark.parametrize("family", ["llama-biases", "qwen3", "phi3-partial"])
@@ -164,14 +199,14 @@ def test_rounded_at_load(family: str, tmp_path: Path) -> None:
 @needs_int4
 def test_the_form_is_chosen_by_rows() -> None:
     weight = torch.randn(64, 64)
-    scheme = Int4Scheme(lambda _: None, rounds=True, both=True)
+    scheme = GroupScheme(lambda _: None, rounds=True, copies=Copies(layers=True))
     pair = scheme.linear(["w"], None, lambda: weight.bfloat16(), None)
     assert isinstance(pair, RowsLinear)
     x = torch.randn(FEW_ROWS + 1, 64).bfloat16()
     assert torch.equal(pair(x[:FEW_ROWS]), pair.few(x[:FEW_ROWS]))
     assert torch.equal(pair(x), pair.many(x))
     assert pair.nbytes == pair.few.nbytes + pair.many.nbytes
-    odd = Int4Scheme(lambda _: None, rounds=True, both=False)
+    odd = GroupScheme(lambda _: None, rounds=True, copies=Copies())
     assert odd.linear(["w"], None, lambda: torch.randn(50, 64).bfloat16(), None).kind != "4-bit"
     assert odd.kept_dense == ["w"]
 
@@ -179,14 +214,14 @@ def test_the_form_is_chosen_by_rows() -> None:
 @needs_packing
 def test_dense_weights_take_the_measured_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(256, 256).bfloat16()
-    linear = DenseScheme().dense(weight, None)
+    linear = DenseScheme().linear(["w"], None, lambda: weight, None)
     assert isinstance(linear, PackedLinear | PlainLinear)
     assert distance(linear, weight.float(), None, 3) < 5e-3
     monkeypatch.setattr(kernel_choice, "multiplies_bfloat16", lambda device: True)
     monkeypatch.setattr(kernel_choice, "fastest", lambda linears, *_: len(linears) - 1)
-    assert isinstance(DenseScheme().dense(weight, None), PlainLinear)
+    assert isinstance(DenseScheme().linear(["w"], None, lambda: weight, None), PlainLinear)
     monkeypatch.setattr(kernel_choice, "multiplies_bfloat16", lambda device: False)  # then nothing is measured
-    assert isinstance(DenseScheme().dense(weight, None), PackedLinear)
+    assert isinstance(DenseScheme().linear(["w"], None, lambda: weight, None), PackedLinear)
 
 
 @pytest.mark.parametrize("capability", ["default", "avx2"])

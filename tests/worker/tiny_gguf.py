@@ -132,8 +132,10 @@ def random_model(tiny: Tiny) -> PreTrainedModel:
     return model
 
 
-def write_gguf(path: Path, tiny: Tiny, model: PreTrainedModel, quantize: Type | None = None) -> None:
-    """The model as a GGUF file; matrices as blocks of `quantize`, float32 without."""
+def write_gguf(
+    path: Path, tiny: Tiny, model: PreTrainedModel, quantize: Type | None = None, head: Type | None = None
+) -> None:
+    """The model as a GGUF file; matrices as blocks of `quantize`, float32 without. head: of the output layer."""
     writer = gguf.GGUFWriter(path, tiny.architecture)
     add_metadata(writer, tiny)
     add_vocabulary(writer, tiny)
@@ -142,10 +144,11 @@ def write_gguf(path: Path, tiny: Tiny, model: PreTrainedModel, quantize: Type | 
             continue
         values = _as_llama_cpp(name, tensor.numpy(), tiny)
         source = gguf_name(name, tiny)
-        if quantize is None or values.ndim == 1:
+        kind = head if head is not None and name == "lm_head.weight" else quantize
+        if kind is None or values.ndim == 1:
             writer.add_tensor(source, values)
         else:
-            writer.add_tensor(source, gguf.quants.quantize(values, quantize), raw_dtype=quantize)
+            writer.add_tensor(source, gguf.quants.quantize(values, kind), raw_dtype=kind)
     if "rope_type" in tiny.config.rope_parameters and tiny.config.rope_parameters["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", _llama3_factors(tiny.config))
     writer.write_header_to_file()

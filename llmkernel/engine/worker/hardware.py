@@ -8,7 +8,14 @@ from llmkernel.config import EngineArgs
 from llmkernel.engine.worker.cpu_share import read_cpu_share
 from llmkernel.errors import InvalidRequestError, UnsupportedFeatureError
 
-__all__ = ["keep_freed_memory", "multiplies_bfloat16", "resolve_device", "resolve_dtype", "resolve_num_threads"]
+__all__ = [
+    "has_tiles",
+    "keep_freed_memory",
+    "multiplies_bfloat16",
+    "resolve_device",
+    "resolve_dtype",
+    "resolve_num_threads",
+]
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_FROM_HEAP = 32 * 2**20  # the most that glibc takes
@@ -54,6 +61,11 @@ def multiplies_bfloat16(device: torch.device) -> bool:
         known = torch.cpu.get_capabilities()
         return any(known.get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16"))
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def has_tiles() -> bool:
+    """Whether the processor multiplies whole tiles of bfloat16 (AMX): large products are far faster by oneDNN then."""
+    return torch.cpu._is_amx_tile_supported()
 
 
 def resolve_num_threads(args: EngineArgs) -> int:

@@ -29,7 +29,8 @@ class PagedAttention:
     """The AttentionContext of a step. `sequences`: those of the token axis, in attention_order.
 
     Blocks are picked and masks are made once per step and window; all layers of that window share them. dense: where
-    groups keep what they have gathered, if they do. kernels: compiled ones, which then attend for all that is few.
+    groups keep what they have gathered, if they do. kernels: compiled ones.
+    compiled: what they attend for, all that is few; None: nothing.
     """
 
     def __init__(
@@ -52,8 +53,8 @@ class PagedAttention:
         if dense is not None:
             dense.begin_step()
         few = list(itertools.takewhile(lambda one: one.is_few, sequences))
-        self._compiled = kernels.plan(store, few) if kernels is not None and few else None
-        if self._compiled is not None:
+        self.compiled = kernels.plan(store, few) if kernels is not None and few else None
+        if self.compiled is not None:
             sequences = sequences[len(few) :]
         if sequences:
             self._slots = self._find_slots(sequences)
@@ -73,7 +74,7 @@ class PagedAttention:
 
     def attend_joined(self, heads: Heads, joined: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
         """For the fused decoder, see its AttendsJoined."""
-        few = self._compiled
+        few = self.compiled
         if few is None:
             return self._write_and_attend(heads.layer, *heads.split(joined, rotation), None).flatten(1)
         if few.num_rows == joined.shape[0]:

@@ -4,22 +4,27 @@ import ctypes
 from typing import Any
 
 __all__ = [
+    "BLOCK_ROWS",
     "KEYS_AT_ONCE",
-    "MOST_ROWS",
     "PANEL",
     "SEGMENT",
+    "UNIT_INPUTS",
     "Arguments",
     "AttentionArguments",
     "GateArguments",
     "NormArguments",
     "ProductArguments",
+    "SequenceArguments",
 ]
 
 PANEL = 64
 """Outputs of a product whose weights lie together."""
 
-MOST_ROWS = 2
-"""Rows of a product up to which the kernels here were measured to be the faster ones in a whole step."""
+UNIT_INPUTS = {"bfloat16": 8, "4-bit": 32, "4-bit-minima": 32, "8-bit": 32}
+"""Inputs of a unit of weights, by form (panels.py)."""
+
+BLOCK_ROWS = 4
+"""Rows of a product that are multiplied together."""
 
 SEGMENT = 256
 """Keys whose scores are held at once, a multiple of every block size that is served."""
@@ -82,15 +87,24 @@ class AttentionArguments(Arguments):
 
 
 class ProductArguments(Arguments):
-    """out [rows, outer] = x [rows, inner] weights^T + bias (bfloat16 [outer], 0: none); rows is the kernel's.
+    """out [rows, outer] = x weights^T + bias (bfloat16 [outer], 0: none).
 
-    float_out: 1 where out is float32, 0: bfloat16, as x.
-    weights: in panels, bfloat16 [outer / PANEL, inner / 2, PANEL, 2]. scratch: float32 [team, scratch_size].
+    x: bfloat16 [rows, units * the inputs of a unit]. float_out: 1 where out is float32, 0: bfloat16. weights: in panels
+    (panels.py). scratch: float32 [team, scratch_size].
     """
 
-    _fields_ = Arguments.of("inner", "outer", "x", "weights", "bias", "out", "scratch", "scratch_size", "float_out")
+    _fields_ = Arguments.of(
+        "rows", "units", "outer", "x", "weights", "bias", "out", "float_out", "scratch", "scratch_size"
+    )  # fmt: skip
 
     @staticmethod
-    def scratch_for(rows: int, inner: int) -> int:
-        """Numbers of scratch that a thread needs."""
-        return rows * (inner + PANEL)
+    def scratch_for(rows: int, units: int, widened: int) -> int:
+        """Numbers of scratch that a thread needs. widened: inputs of a row that are kept in float32, too."""
+        return BLOCK_ROWS * PANEL + rows * (units + widened)
+
+
+class SequenceArguments(Arguments):
+    """calls: int64 [count, 2], of each a kernel's address and that of its arguments, whose team is this one's. meet:
+    address of a function in which the threads of the team wait for each other."""
+
+    _fields_ = Arguments.of("calls", "count", "meet")

@@ -1,7 +1,7 @@
 """The kernel of decodes and short chunks: turns queries and keys, writes keys and values, attends over the paged pool.
 
-Nothing is gathered: blocks are read where they lie. One unit of work is a request and a key head with its queries, so
-threads need not wait for one another.
+Nothing is gathered: blocks are read where they lie. Query heads are dealt out so that threads read equally many keys
+and need not wait for one another. Where two share a key head, both write what is new in it: the same bits.
 """
 
 import math
@@ -117,6 +117,20 @@ def attention_kernel(element: Element, head_size: int) -> Any:
         put_f32(state, 0, most)
         put_f32(state, 1, total)
 
+    @numba.njit(i64(i64, i64, i64, i64, i64, i64), **OPTIONS)
+    def share(thread: Any, team: Any, requests: Any, counts: Any, ends: Any, heads: Any) -> Any:
+        """The query head, counted through all requests, at which the share of a thread begins."""
+        total = 0
+        for request in range(requests):
+            total += i64_at(counts, request) * i64_at(ends, request)
+        before, wanted = 0, total * thread // team
+        for request in range(requests):
+            keys = i64_at(counts, request) * i64_at(ends, request)
+            if before + keys > wanted:
+                return request * heads + heads * (wanted - before) // keys
+            before += keys
+        return requests * heads
+
     @numba.njit(types.void(i64), **OPTIONS)
     def attention(a: Any) -> None:
         team, requests = i64_at(a, 0), i64_at(a, 2)
@@ -128,11 +142,16 @@ def attention_kernel(element: Element, head_size: int) -> Any:
         scratch = i64_at(a, 19) + me * i64_at(a, 20) * 4
         scale, eps = np.float32(f64_at(a, 21)), np.float32(f64_at(a, 22))
         group, lane, width = heads // kv_heads, block_size * D * item, (heads + 2 * kv_heads) * D * item
-        for unit in range(me, requests * kv_heads, team):
-            request, head = unit // kv_heads, unit % kv_heads
+        unit = share(me, team, requests, counts, ends, heads)
+        stop = share(me + 1, team, requests, counts, ends, heads)
+        while unit < stop:
+            request, query_head = unit // heads, unit % heads
+            head = query_head // group
+            taken = min(stop - unit, (head + 1) * group - query_head)
+            unit += taken
             start, count, end = i64_at(starts, request), i64_at(counts, request), i64_at(ends, request)
             table = tables + request * table_size * 8
-            many = count * group
+            many = count * taken
             wide = scratch
             queries = wide + 4 * D * 4
             sums = queries + many * D * 4
@@ -153,8 +172,8 @@ def attention_kernel(element: Element, head_size: int) -> Any:
                     put(key, i, f32_at(wide, i))
                 for i in range(D):
                     put(value, i, at(given, i))
-                for g in range(group):
-                    h, q = head * group + g, row * group + g
+                for g in range(taken):
+                    h, q = query_head + g, row * taken + g
                     weight = norms + h * D * 4 if norms != 0 else 0
                     turn(source + h * D * item, queries + q * D * 4, turned, rotary, weight, eps, scale)
             for i in range(many):
@@ -178,7 +197,7 @@ def attention_kernel(element: Element, head_size: int) -> Any:
                         score(block + token * D * item, wide, queries, many, place + token * 4)
                 padded = (high - segment + KEYS_AT_ONCE - 1) // KEYS_AT_ONCE * KEYS_AT_ONCE
                 for q in range(many):
-                    position = end - count + q // group
+                    position = end - count + q // taken
                     first = max(low, position + 1 - window) if window > 0 else low
                     last = min(high, position + 1)
                     first = min(max(first, segment), high)
@@ -201,7 +220,7 @@ def attention_kernel(element: Element, head_size: int) -> Any:
                             prefetch(ahead + token * D * item + line)
                         weigh(block + token * D * item, wide, place + token * 4, many, sums)
             for q in range(many):
-                target = out + ((start + q // group) * heads + head * group + q % group) * D * item
+                target = out + ((start + q // taken) * heads + query_head + q % taken) * D * item
                 whole = one / f32_at(states, 2 * q + 1)
                 for i in range(D):
                     put(target, i, f32_at(sums + q * D * 4, i) * whole)

@@ -1,15 +1,16 @@
-"""build: the kernels of one number format and head size, as an object file for this processor. Imports numba: 0.3 s."""
+"""build: kernels as an object file for this processor. Imports numba: 0.3 s."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from llvmlite import binding
 
-from llmkernel.engine.worker.compiled.arguments import MOST_ROWS
 from llmkernel.engine.worker.compiled.attention_kernel import attention_kernel
+from llmkernel.engine.worker.compiled.library import Recipe
 from llmkernel.engine.worker.compiled.machine import target_machine
 from llmkernel.engine.worker.compiled.product_kernels import product_kernel
 from llmkernel.engine.worker.compiled.row_kernels import gate_kernel, norm_kernel
+from llmkernel.engine.worker.compiled.sequence_kernel import sequence_kernel
 from llmkernel.engine.worker.compiled.words import BFLOAT16, FLOAT32
 
 __all__ = ["build"]
@@ -17,14 +18,13 @@ __all__ = ["build"]
 _ELEMENTS = {"bfloat16": BFLOAT16, "float32": FLOAT32}
 
 
-def build(element: str, head_size: int) -> bytes:
-    """An object file with `void NAME(Arguments *)` for norm, gate, attention, and in bfloat16 a product_ROWS for up to
-    MOST_ROWS rows; it takes 3 seconds."""
-    kind = _ELEMENTS[element]
+def build(recipe: Recipe) -> bytes:
+    """An object file with `void NAME(Arguments *)` for each kernel of the recipe; it takes 1 to 3 seconds."""
+    if recipe[0] == "product":
+        return _link({"product": product_kernel(recipe[1])})
+    kind, head_size = _ELEMENTS[recipe[1]], int(recipe[2])
     kernels = {"norm": norm_kernel(kind), "gate": gate_kernel(kind), "attention": attention_kernel(kind, head_size)}
-    if kind is BFLOAT16:
-        kernels |= {f"product_{rows}": product_kernel(rows) for rows in range(1, MOST_ROWS + 1)}
-    return _link(kernels)
+    return _link(kernels | {"sequence": sequence_kernel()})
 
 
 def _link(kernels: Mapping[str, Any]) -> bytes:

@@ -18,14 +18,16 @@ from llmkernel.engine.worker.compiled.arguments import (
     GateArguments,
     NormArguments,
 )
+from llmkernel.engine.worker.compiled.layer_sequence import LayerSequence
 from llmkernel.engine.worker.compiled.products import Products
 from llmkernel.engine.worker.compiled.team import Scratch, Team
-from llmkernel.engine.worker.kv_store import KVStore
+from llmkernel.engine.worker.kv_store import KVStore, Lanes
 from llmkernel.engine.worker.scheduled_tokens import ScheduledTokens, block_table
 from llmkernel.logger import init_logger
 
 if TYPE_CHECKING:
     from llmkernel.engine.worker.compiled.library import KernelLibrary
+    from llmkernel.engine.worker.models.fused_decoder import DecoderLayer
     from llmkernel.engine.worker.models.heads import Heads
     from llmkernel.engine.worker.models.operations import RMSNorm
 
@@ -56,9 +58,9 @@ def compile_kernels(
     if any(layer.softcap is not None or layer.has_sinks for layer in layers):
         return None, "No compiled kernels: its attention has soft caps or sinks."
     try:
-        from llmkernel.engine.worker.compiled.library import open_library
+        from llmkernel.engine.worker.compiled.library import decoder_recipe, open_library
 
-        library = open_library("bfloat16" if dtype == torch.bfloat16 else "float32", head_size)
+        library = open_library(decoder_recipe("bfloat16" if dtype == torch.bfloat16 else "float32", head_size))
     except Exception as error:  # noqa: BLE001 - whatever keeps LLVM from it here: torch does the same work, slower
         logger.warning("No compiled kernels: %r", error)
         return None, f"No compiled kernels, decoding is slower: {type(error).__name__}: {error}"
@@ -68,25 +70,23 @@ def compile_kernels(
 class CompiledKernels:
     """Owns the kernels and the memory that they write to: what a call returns is good until its next one.
 
-    products: of a few rows, None in float32.
+    products: None in float32.
     """
 
     def __init__(self, library: "KernelLibrary", layers: Sequence[LayerSpec], dtype: torch.dtype) -> None:
-        self._library = library
         self.head_size = layers[0].key_size
         self.group = max(layer.num_heads // layer.num_kv_heads for layer in layers)
         self.team = Team()
-        self.attention = library.attention
+        self.norm_kernel, self.gate_kernel = library.kernel("norm"), library.kernel("gate")
+        self.attention_kernel, self.sequence_kernel = library.kernel("attention"), library.kernel("sequence")
         self.attention_arguments = AttentionArguments()
         self.scratch = Scratch()
-        self._norm = library.norm
         self._norm_arguments = NormArguments()
-        self._gate = library.gate
         self._gate_arguments = GateArguments()
         self._normed = _Rows(dtype)
         self._gated = _Rows(dtype)
         self.attended = _Rows(dtype)
-        self.products = Products(library.products, self.team) if library.products else None
+        self.products = Products(self.team) if dtype == torch.bfloat16 else None
 
     def norm(self, norm: "RMSNorm", hidden: torch.Tensor, added: torch.Tensor | None, scale: float) -> torch.Tensor:
         """As Operations.norm."""
@@ -97,7 +97,7 @@ class CompiledKernels:
         arguments.added = 0 if added is None else added.data_ptr()
         arguments.weight, arguments.out = norm.address, address
         arguments.eps, arguments.scale = norm.eps, scale
-        self.team.run(self._norm, arguments, parts=rows, is_short=rows * size <= _SHORT)
+        self.team.run(self.norm_kernel, arguments, parts=rows, is_short=rows * size <= _SHORT)
         return out
 
     def gate(self, joined: torch.Tensor) -> torch.Tensor:
@@ -106,8 +106,12 @@ class CompiledKernels:
         out, address = self._gated.get(rows, size)
         arguments = self._gate_arguments
         arguments.rows, arguments.size, arguments.joined, arguments.out = rows, size, joined.data_ptr(), address
-        self.team.run(self._gate, arguments, parts=rows, is_short=rows * size <= _SHORT)
+        self.team.run(self.gate_kernel, arguments, parts=rows, is_short=rows * size <= _SHORT)
         return out
+
+    def sequence(self, layers: "Sequence[DecoderLayer]", scale: float) -> LayerSequence | None:
+        """As Operations.sequence."""
+        return LayerSequence.of(self, layers, scale)
 
     def plan(self, store: KVStore, sequences: Sequence[ScheduledTokens]) -> "CompiledAttention | None":
         """The attention of a step's decodes and short chunks, the first rows of its token axis."""
@@ -117,7 +121,10 @@ class CompiledKernels:
 
 
 class CompiledAttention:
-    """Decodes and short chunks of one step: the first `num_rows` rows. Reads and writes the pool where it lies."""
+    """Decodes and short chunks of one step: the first `num_rows` rows. Reads and writes the pool where it lies.
+
+    arguments: what the kernel is told of the step; those of a layer are set by `attend`.
+    """
 
     def __init__(self, kernels: CompiledKernels, store: KVStore, sequences: Sequence[ScheduledTokens]) -> None:
         counts = [sequence.num_tokens for sequence in sequences]
@@ -129,7 +136,7 @@ class CompiledAttention:
         self._requests = np.array([np.cumsum([0, *counts[:-1]]), counts, ends])
         self._tables = block_table(sequences, [0] * len(sequences), -(-max(ends) // size), size)
         self._work = sum(end * count for end, count in zip(ends, counts, strict=True))
-        arguments = kernels.attention_arguments
+        self.arguments = arguments = kernels.attention_arguments
         arguments.requests = len(sequences)
         arguments.starts, arguments.counts, arguments.ends = (row.ctypes.data for row in self._requests)
         arguments.tables, arguments.table_size = self._tables.ctypes.data, self._tables.shape[1]
@@ -137,22 +144,25 @@ class CompiledAttention:
         scratch_size = AttentionArguments.scratch_for(max(counts) * kernels.group, kernels.head_size)
         arguments.scratch, arguments.scratch_size = kernels.scratch.address(scratch_size), scratch_size
 
+    def lanes(self, layer: int) -> Lanes:
+        """Where the layer lies."""
+        lanes = self._store.lanes(layer)
+        assert lanes is not None  # CompiledKernels.plan has asked
+        return lanes
+
     def attend(self, heads: "Heads", joined: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
         """joined [T, queries + row_size], unturned; rotation complex64 [T, 1, rotary / 2] -> [num_rows, H * D]."""
-        layer, kernels = heads.layer, self._kernels
-        lanes = self._store.lanes(layer.index)
-        assert lanes is not None
+        layer, kernels, arguments = heads.layer, self._kernels, self.arguments
         out, address = kernels.attended.get(self.num_rows, layer.num_heads * layer.value_size)
-        arguments = kernels.attention_arguments
         arguments.joined, arguments.angles = joined.data_ptr(), rotation.data_ptr()
         arguments.rotary = 2 * rotation.shape[-1]
         arguments.norms, arguments.eps = heads.norms_address, heads.norms_eps
         arguments.heads, arguments.kv_heads = layer.num_heads, layer.num_kv_heads
-        arguments.pool, arguments.block_stride = lanes
+        arguments.pool, arguments.block_stride = self.lanes(layer.index)
         arguments.window = layer.window or 0
         arguments.out, arguments.scale = address, layer.scaling
-        parts, is_short = arguments.requests * layer.num_kv_heads, self._work * layer.num_kv_heads <= _FEW_KEYS
-        kernels.team.run(kernels.attention, arguments, parts=parts, is_short=is_short)
+        parts, is_short = arguments.requests * layer.num_heads, self._work * layer.num_kv_heads <= _FEW_KEYS
+        kernels.team.run(kernels.attention_kernel, arguments, parts=parts, is_short=is_short)
         return out
 
 

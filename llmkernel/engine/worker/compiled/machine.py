@@ -6,7 +6,7 @@ from pathlib import Path
 
 from llvmlite import binding
 
-__all__ = ["page_out", "processor", "target_machine"]
+__all__ = ["has_feature", "multiplies_pairs", "page_out", "processor", "target_machine"]
 
 _MADV_PAGEOUT = 21
 
@@ -15,6 +15,16 @@ _MADV_PAGEOUT = 21
 def processor() -> tuple[str, str]:
     """Its name, and its features as LLVM writes them: code for another one would not run, or not as fast."""
     return binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+
+
+def has_feature(name: str) -> bool:
+    """Whether it has these instructions, by LLVM's name of them."""
+    return f"+{name}" in processor()[1].split(",")
+
+
+def multiplies_pairs() -> bool:
+    """It multiplies pairs of bfloat16 in one instruction; elsewhere inputs are widened to float32."""
+    return has_feature("avx512bf16")
 
 
 def target_machine() -> binding.TargetMachine:

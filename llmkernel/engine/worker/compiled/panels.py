@@ -1,117 +1,198 @@
-"""Products of a few rows with a panel of weights, written in vectors: what LLVM would not find in a loop.
+"""Forms of weights in panels, and their product with a few rows, in vectors.
 
-A panel is 64 outputs. For each pair of inputs it has their weights side by side, so one vector of weights meets one
-number of the input, and there is nothing to add up across lanes.
+A panel is 64 outputs. Their weights for two inputs lie side by side, so that a vector of them meets one pair of inputs
+and nothing is added up across lanes. A panel is a sequence of units, of so many inputs:
+
+bfloat16, 8 inputs: [4 pairs, 64 outputs, 2], as oneDNN packs them on processors with AVX-512.
+4-bit, 32 inputs: codes [4, 64 outputs, 8 inputs] in 32-bit words, then float16 scales [64], then, in the form with
+minima, float16 minima [64]. w = scale * (code - 8), or scale * code + minimum.
+8-bit, 32 inputs: codes [8, 64 outputs, 4 inputs] in words, then scales. w = scale * (code - 128).
+
+Codes are multiplied as they are: the bits of 128 + code (0 to 15) are those of 0x4300 with the code in the last four,
+so a shift and two masks make pairs of bfloat16, exactly. What is too much in the sum, a multiple of the sum of the
+unit's inputs, is where the sum begins. An 8-bit code is two of 4 bits. In a word, the codes of a pair of inputs are 16
+bits apart.
 """
 
-from collections.abc import Callable
+import abc
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from llmkernel.engine.worker.compiled.arguments import PANEL
+from llmkernel.engine.worker.compiled.arguments import PANEL, UNIT_INPUTS
+from llmkernel.engine.worker.compiled.vectors import FLOATS, I64, LANES, Builder, State, loop
 
-__all__ = ["bfloat16_panel"]
+__all__ = ["FORMS", "PanelForm"]
 
-_LANES = 16
-_F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-_FLOATS, _INTS = ir.VectorType(_F32, _LANES), ir.VectorType(_I32, _LANES)
-
-State = list[ir.Value]
-
-
-def bfloat16_panel(rows: int, outputs: int) -> Any:
-    """panel(x, inner, weights, sums): sums float32 [rows, PANEL], of the first `outputs`, = x weights^T.
-
-    x: address of float32 [rows, inner]. weights: bfloat16 [inner / 2, PANEL, 2].
-    """
-    vectors = outputs // _LANES
-
-    @intrinsic
-    def panel(typing: Any, x: Any, inner: Any, weights: Any, sums: Any) -> Any:
-        def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-            x, inner, weights, sums = args
-
-            def step(pair: ir.Value, state: State) -> State:
-                """state: per row, the sums of even inputs, then of odd ones."""
-                place = builder.add(weights, builder.mul(pair, _I64(4 * PANEL)))
-                even, odd = _halves(builder, place, vectors)
-                after = []
-                for row in range(rows):
-                    given = _row_place(builder, x, row, inner, builder.mul(pair, _I64(2)))
-                    for part, numbers in enumerate((even, odd)):
-                        factor = _splat(builder, _load(builder, given, _F32, 4 * part))
-                        before = state[(2 * row + part) * vectors : (2 * row + part + 1) * vectors]
-                        after += [_multiply_add(builder, factor, *pair) for pair in zip(numbers, before, strict=True)]
-                return after
-
-            state = _loop(builder, builder.ashr(inner, _I64(1)), _zeros(2 * rows * vectors), step)
-            for row in range(rows):
-                even, odd = (state[(2 * row + part) * vectors : (2 * row + part + 1) * vectors] for part in (0, 1))
-                totals = [builder.fadd(*pair) for pair in zip(even, odd, strict=True)]
-                for vector, total in enumerate(totals):
-                    place = builder.add(sums, _I64(4 * (row * PANEL + vector * _LANES)))
-                    builder.store(total, builder.inttoptr(place, _FLOATS.as_pointer()), align=4)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64, types.int64, types.int64), generate
-
-    return panel
+_WORD = 4 * LANES
+_ROW_OF_WORDS = 4 * PANEL
+_NIBBLES, _AS_BFLOAT16 = 0x000F000F, 0x43004300
+_HIDDEN = 128.0
+"""What _AS_BFLOAT16 adds to a code."""
 
 
-def _halves(builder: ir.IRBuilder, address: ir.Value, vectors: int) -> tuple[State, State]:
-    """Pairs of bfloat16 as float32: the first of each, the second of each."""
-    words = [_load(builder, address, _INTS, 4 * _LANES * vector) for vector in range(vectors)]
-    first = [builder.bitcast(builder.shl(word, _ints(16)), _FLOATS) for word in words]
-    second = [builder.bitcast(builder.and_(word, _ints(0xFFFF0000)), _FLOATS) for word in words]
-    return first, second
+class PanelForm(abc.ABC):
+    """A form of weights. inputs, nbytes: of a unit. summed: it needs the sums of each unit's inputs. sums: that are
+    kept for each output of a row."""
+
+    inputs: int
+    nbytes: int
+    summed: bool
+    sums = 1
+
+    def product(self, rows: int, vectors: int) -> Any:
+        """product(x, sums, units, panel, out, first): out float32 [rows, PANEL] at `vectors` vectors of outputs from
+        vector `first` on, = x panel^T.
+
+        x [rows, units * inputs], bfloat16 or, where processors do not multiply pairs, float32. sums: float32 [rows,
+        units], of each unit's inputs. All are addresses.
+        """
+
+        @intrinsic
+        def product(typing: Any, x: Any, sums: Any, units: Any, panel: Any, out: Any, first: Any) -> Any:
+            def generate(context: Any, ir_builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+                x, sums, units, panel, out, first = args
+                b = Builder(ir_builder)
+                row_size = ir_builder.mul(units, I64(self.inputs * b.input_bytes))
+                given = [ir_builder.add(x, ir_builder.mul(row_size, I64(row))) for row in range(rows)]
+                added = [b.place(sums, ir_builder.mul(units, I64(row)), 4) for row in range(rows)]
+
+                def step(unit: ir.Value, state: State) -> State:
+                    inputs = [b.place(row, unit, self.inputs * b.input_bytes) for row in given]
+                    totals = [b.number(b.place(row, unit, 4)) for row in added] if self.summed else []
+                    return self._unit(b, inputs, totals, b.place(panel, unit, self.nbytes), first, state)
+
+                zeros = [b.constant(0.0)] * self._state_size(rows, vectors)
+                state = self._finish(b, loop(ir_builder, units, zeros, step), rows * vectors)
+                for index, total in enumerate(state):
+                    row, vector = divmod(index, vectors)
+                    b.store(total, b.place(out, first, _WORD), 4 * row * PANEL + vector * _WORD)
+                return context.get_dummy_value()
+
+            return types.void(*[types.int64] * 6), generate
+
+        return product
+
+    def _state_size(self, rows: int, vectors: int) -> int:
+        return rows * vectors
+
+    def _finish(self, b: Builder, state: State, size: int) -> State:
+        return state
+
+    @abc.abstractmethod
+    def _unit(self, b: Builder, inputs: State, totals: State, place: ir.Value, first: ir.Value, state: State) -> State:
+        """state after the unit at `place`: sums per row and vector. inputs, totals: per row, where they lie and what
+        they add up to."""
 
 
-def _row_place(builder: ir.IRBuilder, address: ir.Value, row: int, size: ir.Value, index: ir.Value) -> ir.Value:
-    """Of number `index` in a row of `size` numbers of float32."""
-    return builder.add(address, builder.mul(builder.add(index, builder.mul(size, _I64(row))), _I64(4)))
+class _BFloat16(PanelForm):
+    inputs = UNIT_INPUTS["bfloat16"]
+    nbytes, summed = inputs * 2 * PANEL, False
+    _apart = 4
+
+    def _state_size(self, rows: int, vectors: int) -> int:
+        return rows * vectors * self._parts(rows)
+
+    def _finish(self, b: Builder, state: State, size: int) -> State:
+        while len(state) > size:
+            half = len(state) // 2
+            state = [b.ir.fadd(*pair) for pair in zip(state[:half], state[half:], strict=True)]
+        return state
+
+    def _unit(self, b: Builder, inputs: State, totals: State, place: ir.Value, first: ir.Value, state: State) -> State:
+        parts = self._parts(len(inputs))
+        size = len(state) // parts
+        vectors = size // len(inputs)
+        sums = [state[part * size : (part + 1) * size] for part in range(parts)]
+        place = b.place(place, first, _WORD)
+        for pair in range(self.inputs // 2):
+            words = [b.ints(place, pair * _ROW_OF_WORDS + vector * _WORD) for vector in range(vectors)]
+            _multiply(b, inputs, 2 * pair, words, sums[pair % parts])
+        return [total for part in sums for total in part]
+
+    def _parts(self, rows: int) -> int:
+        """Sums that are apart until the end, so that one does not wait for the other."""
+        return max(1, self._apart // rows)
 
 
-def _load(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, offset: int) -> ir.Value:
-    place = builder.add(address, _I64(offset))
-    return builder.load(builder.inttoptr(place, kind.as_pointer()), align=4)
+class _Groups(PanelForm):
+    """Units with a scale per output."""
+
+    inputs, summed = UNIT_INPUTS["4-bit"], True
+    words: int
+    """Rows of words in a unit."""
+
+    def __init__(self, minima: bool) -> None:
+        self._minima = minima
+        self.nbytes = self.words * _ROW_OF_WORDS + 2 * PANEL * (2 if minima else 1)
+
+    def _unit(self, b: Builder, inputs: State, totals: State, place: ir.Value, first: ir.Value, state: State) -> State:
+        vectors = len(state) // len(inputs)
+        codes = self._codes(b, inputs, totals, b.place(place, first, _WORD), vectors)
+        scales = b.ir.add(b.place(place, first, 2 * LANES), I64(self.words * _ROW_OF_WORDS))
+        after = []
+        for index, (before, code_sum) in enumerate(zip(state, codes, strict=True)):
+            row, vector = divmod(index, vectors)
+            total = b.multiply_add(code_sum, b.halves(scales, vector * 2 * LANES), before)
+            if self._minima:
+                minimum = b.halves(scales, 2 * PANEL + vector * 2 * LANES)
+                total = b.multiply_add(minimum, b.splat(totals[row]), total)
+            after.append(total)
+        return after
+
+    @abc.abstractmethod
+    def _codes(self, b: Builder, inputs: State, totals: State, place: ir.Value, vectors: int) -> State:
+        """Per row and vector, the product with the codes."""
 
 
-def _zeros(count: int) -> State:
-    return [ir.Constant(_FLOATS, [0.0] * _LANES)] * count
+class _Groups4(_Groups):
+    words = 4
+
+    def _codes(self, b: Builder, inputs: State, totals: State, place: ir.Value, vectors: int) -> State:
+        parts = 2 if len(inputs) == 1 else 1
+        zero = 0.0 if self._minima else 8.0
+        sums = [_begin(b, totals, -_HIDDEN - zero, vectors), *([b.constant(0.0)] * vectors for _ in range(parts - 1))]
+        for row in range(self.words):
+            words = [b.ints(place, row * _ROW_OF_WORDS + vector * _WORD) for vector in range(vectors)]
+            for pair in range(4):
+                pairs = [b.bits(word, 4 * pair, _NIBBLES, _AS_BFLOAT16) for word in words]
+                _multiply(b, inputs, 8 * row + 2 * pair, pairs, sums[pair % parts])
+        return sums[0] if parts == 1 else [b.ir.fadd(*pair) for pair in zip(*sums, strict=True)]
 
 
-def _ints(number: int) -> ir.Constant:
-    return ir.Constant(_INTS, [number] * _LANES)
+class _Groups8(_Groups):
+    words, sums = 8, 2
+
+    def _codes(self, b: Builder, inputs: State, totals: State, place: ir.Value, vectors: int) -> State:
+        low, high = (_begin(b, totals, -_HIDDEN - zero, vectors) for zero in (128.0, 0.0))
+        for row in range(self.words):
+            words = [b.ints(place, row * _ROW_OF_WORDS + vector * _WORD) for vector in range(vectors)]
+            for pair in range(2):
+                for sums, shift in ((low, 0), (high, 4)):
+                    pairs = [b.bits(word, 8 * pair + shift, _NIBBLES, _AS_BFLOAT16) for word in words]
+                    _multiply(b, inputs, 4 * row + 2 * pair, pairs, sums)
+        return [b.multiply_add(sums, b.constant(16.0), rest) for sums, rest in zip(high, low, strict=True)]
 
 
-def _splat(builder: ir.IRBuilder, number: ir.Value) -> ir.Value:
-    one = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), number, _I32(0))
-    return builder.shuffle_vector(one, one, _ints(0))
+def _begin(b: Builder, totals: State, factor: float, vectors: int) -> State:
+    """factor * the sum of each row's inputs, for each vector."""
+    return [b.splat(b.ir.fmul(total, ir.Constant(FLOATS.element, factor))) for total in totals for _ in range(vectors)]
 
 
-def _multiply_add(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-    kind = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
-    return builder.call(builder.module.declare_intrinsic(f"llvm.fma.v{_LANES}f32", (), kind), [a, b, c])
+def _multiply(b: Builder, inputs: State, index: int, words: State, sums: State) -> None:
+    """sums [rows * vectors] += inputs `index` and the next of each row times each vector of pairs."""
+    for row, place in enumerate(inputs):
+        given = b.input_pair(place, index)
+        for vector, word in enumerate(words):
+            at = row * len(words) + vector
+            sums[at] = b.pair_product(given, word, sums[at])
 
 
-def _loop(builder: ir.IRBuilder, count: ir.Value, state: State, step: Callable[[ir.Value, State], State]) -> State:
-    """`count` steps (one at least) from state to state, which stays in registers."""
-    before = builder.block
-    body, behind = builder.append_basic_block("step"), builder.append_basic_block("behind")
-    builder.branch(body)
-    builder.position_at_end(body)
-    index = builder.phi(_I64)
-    carried = [builder.phi(value.type) for value in state]
-    after = step(index, carried)
-    following = builder.add(index, _I64(1))
-    index.add_incoming(_I64(0), before)
-    index.add_incoming(following, builder.block)
-    for phi, first, later in zip(carried, state, after, strict=True):
-        phi.add_incoming(first, before)
-        phi.add_incoming(later, builder.block)
-    builder.cbranch(builder.icmp_signed("<", following, count), body, behind)
-    builder.position_at_end(behind)
-    return after
+FORMS: dict[str, PanelForm] = {
+    "bfloat16": _BFloat16(),
+    "4-bit": _Groups4(minima=False),
+    "4-bit-minima": _Groups4(minima=True),
+    "8-bit": _Groups8(minima=False),
+}

@@ -1,21 +1,28 @@
-"""The kernels of products of one to MOST_ROWS rows with bfloat16 weights, as oneDNN packs them.
+"""The kernel of products with weights in panels.
 
-For so few rows a product is the reading of its weights: these read them as fast as the memory gives them. Panels are
-dealt out in halves, so that two threads have equally much where their number is odd.
+For a few rows a product is the reading of its weights: this reads them once, as fast as the memory gives them, and goes
+through the rows in blocks while a panel is near. Panels are dealt out in halves, so that two threads have equally much
+where their number is odd.
 """
 
 from typing import Any
 
 import numba
+import numpy as np
 from numba import types
 
-from llmkernel.engine.worker.compiled.arguments import PANEL
-from llmkernel.engine.worker.compiled.panels import bfloat16_panel
+from llmkernel.engine.worker.compiled.arguments import BLOCK_ROWS, PANEL
+from llmkernel.engine.worker.compiled.machine import has_feature, multiplies_pairs
+from llmkernel.engine.worker.compiled.panels import FORMS, PanelForm
+from llmkernel.engine.worker.compiled.vectors import LANES
 from llmkernel.engine.worker.compiled.words import BFLOAT16, OPTIONS, f32_at, i64_at, put_f32, thread_number
 
 __all__ = ["product_kernel"]
 
 _HALF = PANEL // 2
+_SUMS = 16 if has_feature("avx512f") else 4
+"""Vectors of sums that stay in registers, beside what is multiplied."""
+
 _at, _put, _item = BFLOAT16
 
 
@@ -34,34 +41,69 @@ def _write(sums: Any, begin: Any, many: Any, bias: Any, out: Any, float_out: Any
             _put(out, begin + i, f32_at(sums, begin % PANEL + i))
 
 
-def product_kernel(rows: int) -> Any:
-    """ProductArguments, for exactly `rows` rows."""
-    whole, part = bfloat16_panel(rows, PANEL), bfloat16_panel(rows, _HALF)
+def _block(form: PanelForm, rows: int) -> Any:
+    """The outputs `begin` to `end` of a panel, the whole or a half, of so many rows."""
+    wide = min(PANEL // LANES, max(1, _SUMS // (rows * form.sums)))
+    narrow = min(wide, _HALF // LANES)
+    whole, half = form.product(rows, wide), form.product(rows, narrow)
+
+    @numba.njit(types.void(*[types.int64] * 7), **OPTIONS)
+    def block(x: Any, sums: Any, units: Any, panel: Any, out: Any, begin: Any, end: Any) -> None:
+        if end - begin == PANEL:
+            for vector in range(0, PANEL // LANES, wide):
+                whole(x, sums, units, panel, out, vector)
+        else:
+            for vector in range(begin // LANES, end // LANES, narrow):
+                half(x, sums, units, panel, out, vector)
+
+    return block
+
+
+def product_kernel(form_name: str) -> Any:
+    """ProductArguments, for weights of one of panels.FORMS."""
+    form = FORMS[form_name]
+    inputs, nbytes, summed, widened = form.inputs, form.nbytes, form.summed, not multiplies_pairs()
+    item = 4 if widened else _item
+    one, two, four = (_block(form, rows) for rows in (1, 2, BLOCK_ROWS))
 
     @numba.njit(types.void(types.int64), **OPTIONS)
     def product(a: Any) -> None:
-        team, inner, outer, x = i64_at(a, 0), i64_at(a, 2), i64_at(a, 3), i64_at(a, 4)
-        weights, bias, out = i64_at(a, 5), i64_at(a, 6), i64_at(a, 7)
-        float_out = i64_at(a, 10)
+        team, rows, units, outer, x = i64_at(a, 0), i64_at(a, 2), i64_at(a, 3), i64_at(a, 4), i64_at(a, 5)
+        weights, bias, out, float_out = i64_at(a, 6), i64_at(a, 7), i64_at(a, 8), i64_at(a, 9)
         me = thread_number(i64_at(a, 1)) if team > 1 else 0
-        wide = i64_at(a, 8) + me * i64_at(a, 9) * 4
-        sums = wide + rows * inner * 4
-        for i in range(rows * inner):
-            put_f32(wide, i, _at(x, i))
-        half, last = outer // _HALF * me // team, outer // _HALF * (me + 1) // team
+        done = i64_at(a, 10) + me * i64_at(a, 11) * 4
+        sums = done + BLOCK_ROWS * PANEL * 4
+        given, out_item = x, 4 if float_out != 0 else _item
+        if summed:
+            for unit in range(rows * units):
+                total = np.float32(0)
+                for i in range(inputs):
+                    total += _at(x, unit * inputs + i)
+                put_f32(sums, unit, total)
+        if widened:
+            given = sums + rows * units * 4
+            for i in range(rows * units * inputs):
+                put_f32(given, i, _at(x, i))
+        halves = (outer + _HALF - 1) // _HALF
+        half, last = halves * me // team, halves * (me + 1) // team
         while half < last:
-            panel = weights + half // 2 * PANEL * inner * _item
-            many = _HALF
-            if half % 2 == 1:
-                part(wide, inner, panel + _HALF * 2 * _item, sums + _HALF * 4)
-            elif half + 1 == last:
-                part(wide, inner, panel, sums)
-            else:
-                many = PANEL
-                whole(wide, inner, panel, sums)
-            for row in range(rows):
-                place = out + row * outer * (4 if float_out != 0 else _item)
-                _write(sums + row * PANEL * 4, half * _HALF, many, bias, place, float_out)
+            panel = weights + half // 2 * units * nbytes
+            begin = half % 2 * _HALF
+            many = PANEL if begin == 0 and half + 1 < last else _HALF
+            row = 0
+            while row < rows:
+                x, added, count = given + row * units * inputs * item, sums + row * units * 4, min(rows - row, 2)
+                if rows - row >= BLOCK_ROWS:
+                    count = BLOCK_ROWS
+                    four(x, added, units, panel, done, begin, begin + many)
+                elif count == 2:
+                    two(x, added, units, panel, done, begin, begin + many)
+                else:
+                    one(x, added, units, panel, done, begin, begin + many)
+                for i in range(count):
+                    place = out + (row + i) * outer * out_item
+                    _write(done + i * PANEL * 4, half * _HALF, min(many, outer - half * _HALF), bias, place, float_out)
+                row += count
             half += many // _HALF
 
     return product

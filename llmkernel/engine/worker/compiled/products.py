@@ -1,51 +1,65 @@
-"""Products: a few rows with bfloat16 weights in panels, by compiled kernels."""
+"""Products with weights in panels, by compiled kernels."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from llmkernel.engine.worker.compiled.arguments import MOST_ROWS, PANEL, ProductArguments
+from llmkernel.engine.worker.compiled.arguments import PANEL, UNIT_INPUTS, ProductArguments
 from llmkernel.engine.worker.compiled.team import Kernel, Scratch, Team
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from llmkernel.engine.worker.hardware import has_tiles
 
 __all__ = ["PanelWeight", "Products"]
 
 
 class PanelWeight(NamedTuple):
-    """A weight [outer, inner] in panels at this address (ProductArguments). bias: address of bfloat16 [outer], or 0.
+    """A weight [outer, units * the inputs of a unit] in panels at this address, multiplied by `kernel`.
 
-    float_out: the product is not rounded to bfloat16.
+    bias: address of bfloat16 [outer], or 0. widened: inputs that the kernel keeps in float32, of a row. float_out: the
+    product is not rounded to bfloat16.
     """
 
+    kernel: Kernel
     address: int
-    inner: int
+    units: int
     outer: int
     bias: int
+    widened: int
     float_out: bool = False
 
 
 class Products:
-    """Owns the kernels and their scratch. kernels: by rows, from 1 on."""
+    """Owns their scratch. most_rows: up to which they are faster than oneDNN's with the same bfloat16 weights."""
 
-    most_rows = MOST_ROWS
+    def __init__(self, team: Team) -> None:
+        from llmkernel.engine.worker.compiled.machine import multiplies_pairs  # imports LLVM, which may be missing
 
-    def __init__(self, kernels: "Sequence[Kernel]", team: Team) -> None:
-        self._kernels = kernels
         self._team = team
         self._arguments = ProductArguments()
         self._scratch = Scratch()
+        self._widens = not multiplies_pairs()
+        self.most_rows = 2 if self._widens or has_tiles() else 128
+
+    def weight(
+        self, form: str, address: int, shape: tuple[int, int], bias: torch.Tensor | None, *, float_out: bool = False
+    ) -> PanelWeight:
+        """Of a weight [outer, inner] in this form (panels.FORMS); its first one on a machine takes a second or two."""
+        from llmkernel.engine.worker.compiled.library import open_library, product_recipe
+
+        outer, inner = shape
+        kernel = open_library(product_recipe(form)).kernel("product")
+        bias_address = 0 if bias is None else bias.data_ptr()
+        widened = inner if self._widens else 0
+        return PanelWeight(kernel, address, inner // UNIT_INPUTS[form], outer, bias_address, widened, float_out)
 
     def __call__(self, x: torch.Tensor, weight: PanelWeight) -> torch.Tensor:
-        """x bfloat16 [rows, inner], contiguous, of at most most_rows rows -> [rows, outer], bfloat16 or float32."""
+        """x bfloat16 [rows, inner], contiguous, a row at least -> [rows, outer], bfloat16 or float32."""
         rows = x.shape[0]
         out = x.new_empty(rows, weight.outer, dtype=torch.float32 if weight.float_out else torch.bfloat16)
         arguments = self._arguments
-        size = ProductArguments.scratch_for(rows, weight.inner)
-        arguments.inner, arguments.outer, arguments.bias = weight.inner, weight.outer, weight.bias
-        arguments.x, arguments.weights, arguments.out = x.data_ptr(), weight.address, out.data_ptr()
+        size = ProductArguments.scratch_for(rows, weight.units, weight.widened)
+        arguments.rows, arguments.units, arguments.outer = rows, weight.units, weight.outer
+        arguments.x, arguments.weights, arguments.bias = x.data_ptr(), weight.address, weight.bias
+        arguments.out, arguments.float_out = out.data_ptr(), int(weight.float_out)
         arguments.scratch, arguments.scratch_size = self._scratch.address(size), size
-        arguments.float_out = int(weight.float_out)
-        self._team.run(self._kernels[rows - 1], arguments, parts=2 * weight.outer // PANEL)
+        self._team.run(weight.kernel, arguments, parts=2 * weight.outer // PANEL)
         return out

@@ -31,12 +31,26 @@ class Team:
     def __init__(self) -> None:
         self._runtime = _runtime()
 
+    @property
+    def thread_number(self) -> int:
+        """Address of the function that numbers the threads of a team; 0 where there are none."""
+        return 0 if self._runtime is None else self._runtime.thread_number
+
+    @property
+    def meet(self) -> int:
+        """Address of the function in which the threads of a team wait for each other; 0: there is none."""
+        return 0 if self._runtime is None else self._runtime.meet
+
+    def size(self, parts: int) -> int:
+        """Threads that `run` takes."""
+        return 1 if self._runtime is None else min(parts, torch.get_num_threads())
+
     def run(self, kernel: Kernel, arguments: Arguments, *, parts: int, is_short: bool = False) -> None:
         """In as many threads as torch uses now, at most `parts`, without the GIL; what is short here, at once."""
         if is_short:
             kernel.short(arguments.address)
             return
-        threads = 1 if self._runtime is None else min(parts, torch.get_num_threads())
+        threads = self.size(parts)
         if self._runtime is None or threads <= 1:
             kernel.long(arguments.address)
             return
@@ -60,10 +74,12 @@ class Scratch:
 
 
 class _OpenMP(NamedTuple):
-    """fork: GOMP_parallel(function, data, threads, flags). thread_number: address of omp_get_thread_num."""
+    """fork: GOMP_parallel(function, data, threads, flags). thread_number, meet: addresses of omp_get_thread_num and
+    GOMP_barrier."""
 
     fork: Any
     thread_number: int
+    meet: int
 
 
 @functools.cache
@@ -78,9 +94,12 @@ def _runtime() -> _OpenMP | None:
     beside_torch = Path(torch.__file__).parent
     for path in sorted(libraries, key=lambda path: beside_torch not in path.parents):
         library = ctypes.CDLL(str(path))
-        if hasattr(library, "GOMP_parallel") and hasattr(library, "omp_get_thread_num"):
+        if all(hasattr(library, name) for name in ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num")):
             fork = library.GOMP_parallel
             fork.argtypes, fork.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
-            number = ctypes.cast(library.omp_get_thread_num, ctypes.c_void_p).value
-            return _OpenMP(fork, number or 0)
+            return _OpenMP(fork, _address(library.omp_get_thread_num), _address(library.GOMP_barrier))
     return None
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0

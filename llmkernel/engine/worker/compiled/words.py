@@ -15,6 +15,8 @@ __all__ = [
     "FLOAT32",
     "OPTIONS",
     "Element",
+    "call",
+    "call_with",
     "exp",
     "f32_at",
     "f64_at",
@@ -173,3 +175,28 @@ def thread_number(typing: Any, function: Any) -> Any:
         return builder.sext(builder.call(builder.inttoptr(args[0], kind), []), _I64)
 
     return types.int64(types.int64), generate
+
+
+@intrinsic
+def call(typing: Any, function: Any) -> Any:
+    """Call the C function `void function()` at this address."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), []).as_pointer()
+        builder.call(builder.inttoptr(args[0], kind), [])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@intrinsic
+def call_with(typing: Any, function: Any, address: Any) -> Any:
+    """Call the C function `void function(void *)` at this address."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        byte = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte]).as_pointer()
+        builder.call(builder.inttoptr(args[0], kind), [builder.inttoptr(args[1], byte)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate

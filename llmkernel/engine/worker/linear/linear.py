@@ -5,14 +5,21 @@ import abc
 import torch
 from torch.nn import functional
 
+from llmkernel.engine.worker.compiled.products import PanelWeight
+
 __all__ = ["Linear", "PlainLinear"]
 
 
 class Linear(abc.ABC):
-    """x [T, in] -> [T, out] in the dtype of x. kind: its name for people. nbytes: memory of weight and bias."""
+    """x [T, in] -> [T, out] in the dtype of x. kind: its name for people. nbytes: memory of weight and bias.
+
+    panels: what a compiled kernel multiplies up to most_panel_rows rows with; None: there is none.
+    """
 
     kind: str
     nbytes: int
+    panels: PanelWeight | None = None
+    most_panel_rows = 0
 
     @abc.abstractmethod
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
@@ -24,8 +31,8 @@ class PlainLinear(Linear):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.kind = str(weight.dtype).removeprefix("torch.")
         self.nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
-        self._weight = weight
+        self.weight = weight
         self._bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x, self._weight, self._bias)
+        return functional.linear(x, self.weight, self._bias)

@@ -17,7 +17,7 @@ class PackedLinear(Linear):
         self.kind = "bfloat16, packed"
         self.nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
-        self._bias = bias
+        self.bias = bias
         self._product = torch.ops.mkldnn._linear_pointwise.default
 
     def address(self) -> int | None:
@@ -31,12 +31,8 @@ class PackedLinear(Linear):
         """What they take; needs an address()."""
         return int(torch.ops.mkldnn._nbytes(self._packed))
 
-    def bias_address(self) -> int:
-        """Of bias, 0: none."""
-        return 0 if self._bias is None else self._bias.data_ptr()
-
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._product(x, self._packed, self._bias, "none", [], "")
+        return self._product(x, self._packed, self.bias, "none", [], "")
 
 
 @functools.cache

@@ -5,24 +5,26 @@ import ctypes
 import numpy as np
 import torch
 
-from llmkernel.engine.worker.compiled.arguments import PANEL
+from llmkernel.engine.worker.compiled.arguments import PANEL, UNIT_INPUTS
 from llmkernel.engine.worker.compiled.products import PanelWeight, Products
 from llmkernel.engine.worker.linear.linear import Linear
 from llmkernel.engine.worker.linear.packed_linear import PackedLinear
 
 __all__ = ["PanelLinear"]
 
+_FORM = "bfloat16"
+
 
 class PanelLinear(Linear):
-    """`many` for more rows than the kernels take; both read the same memory."""
+    """`many` for more rows than the kernels are faster for; both read the same memory."""
 
-    def __init__(self, many: PackedLinear, weight: PanelWeight, products: Products) -> None:
+    def __init__(self, many: PackedLinear, panels: PanelWeight, products: Products) -> None:
         self.kind = many.kind
         self.nbytes = many.nbytes
+        self.panels = panels
+        self.most_panel_rows = products.most_rows
         self._many = many
-        self._weight = weight
         self._products = products
-        self._most_rows = products.most_rows
 
     @classmethod
     def of(
@@ -35,7 +37,7 @@ class PanelLinear(Linear):
         """
         outer, inner = weight.shape
         address = packed.address()
-        if outer % PANEL or inner % 2 or address is None or packed.packed_bytes() != weight.nbytes:
+        if outer % PANEL or inner % UNIT_INPUTS[_FORM] or address is None or packed.packed_bytes() != weight.nbytes:
             return None
         for first in (0, outer - PANEL):
             expected = weight[first : first + PANEL].view(PANEL, -1, 2).transpose(0, 1).contiguous().view(torch.int16)
@@ -43,7 +45,9 @@ class PanelLinear(Linear):
             found = np.ctypeslib.as_array((ctypes.c_int16 * expected.numel()).from_address(place))
             if not np.array_equal(found, expected.numpy().ravel()):
                 return None
-        return cls(packed, PanelWeight(address, inner, outer, packed.bias_address(), float_out), products)
+        panels = products.weight(_FORM, address, (outer, inner), packed.bias, float_out=float_out)
+        return cls(packed, panels, products)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._products(x, self._weight) if 0 < x.shape[0] <= self._most_rows else self._many(x)
+        assert self.panels is not None
+        return self._products(x, self.panels) if 0 < x.shape[0] <= self.most_panel_rows else self._many(x)

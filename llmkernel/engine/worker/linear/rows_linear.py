@@ -4,24 +4,22 @@ import torch
 
 from llmkernel.engine.worker.linear.linear import Linear
 
-__all__ = ["FEW_ROWS", "RowsLinear"]
-
-FEW_ROWS = 8
-"""Rows up to which torch's 4-bit kernel is faster than a packed dense one on processors with 16-bit dot products.
-
-Fixed, not measured at each load: the form decides the last bits of a logit, and a seed is to give the same text after
-every load on a machine.
-"""
+__all__ = ["RowsLinear"]
 
 
 class RowsLinear(Linear):
-    """`few` for up to FEW_ROWS rows, `many` above."""
+    """`few` for up to `few_rows` rows, `many` above.
 
-    def __init__(self, few: Linear, many: Linear) -> None:
+    The number is fixed, not measured at each load: the form decides the last bits of a logit, and a seed is to give the
+    same text after every load on a machine.
+    """
+
+    def __init__(self, few: Linear, many: Linear, few_rows: int) -> None:
         self.kind = f"{few.kind} and {many.kind}"
         self.nbytes = few.nbytes + many.nbytes
         self.few = few
         self.many = many
+        self._few_rows = few_rows
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.few(x) if x.shape[0] <= FEW_ROWS else self.many(x)
+        return self.few(x) if x.shape[0] <= self._few_rows else self.many(x)

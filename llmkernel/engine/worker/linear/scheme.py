@@ -1,11 +1,14 @@
-"""WeightScheme: how a model's matrices are kept: dense, 8-bit or 4-bit, the last perhaps beside a dense copy."""
+"""WeightScheme: how a model's matrices are kept: dense, rounded to 8 bits, or in groups of 4 or 8 bits."""
 
+import dataclasses
 from collections.abc import Callable
 
 import torch
 
 from llmkernel.engine.worker.compiled.products import Products
-from llmkernel.engine.worker.linear.int4_linear import GROUP, Int4Linear, Int4Weight, quantize_int4
+from llmkernel.engine.worker.linear.group_linear import GroupLinear
+from llmkernel.engine.worker.linear.group_weight import GROUP, GroupWeight, quantize_int4
+from llmkernel.engine.worker.linear.int4_linear import Int4Linear
 from llmkernel.engine.worker.linear.int8_linear import Int8Linear
 from llmkernel.engine.worker.linear.kernel_choice import MakeLinear, dense_kernel
 from llmkernel.engine.worker.linear.linear import Linear
@@ -13,7 +16,13 @@ from llmkernel.engine.worker.linear.packed_linear import PackedLinear
 from llmkernel.engine.worker.linear.panel_linear import PanelLinear
 from llmkernel.engine.worker.linear.rows_linear import RowsLinear
 
-__all__ = ["DenseScheme", "Int4Scheme", "Int8Scheme", "WeightScheme"]
+__all__ = ["FEW_ROWS", "NO_COPIES", "Copies", "DenseScheme", "GroupScheme", "Int8Scheme", "WeightScheme"]
+
+FEW_ROWS = 8
+"""Rows up to which 4 bits are faster than a dense copy, where that is kept beside them."""
+
+_FEW_LOGITS = 4
+"""Rows of logits up to which 8 bits are."""
 
 _ROWS = 16
 """torch's 4-bit kernel wants a multiple of so many rows."""
@@ -31,21 +40,22 @@ class WeightScheme:
         self._products = products
         self._kernel: MakeLinear | None = None
 
-    def dense(self, weight: torch.Tensor, bias: torch.Tensor | None, *, float_out: bool = False) -> Linear:
-        """For weights that are never quantized (the output layer), and for what a scheme cannot take.
+    def linear(self, names: list[str], order: torch.Tensor | None, read: Read, bias: torch.Tensor | None) -> Linear:
+        """The rows of these weights, one below the other, in `order`; `read` gives them dense."""
+        return self._dense(read(), bias)
 
-        float_out: logits may come in float32, where that costs nothing: rounded to bfloat16 the best two are often one.
-        """
+    def head(self, name: str, read: Read) -> Linear:
+        """The output layer. Where that costs nothing its products come in float32: rounded to bfloat16 the best two
+        are often one."""
+        return self._dense(read(), None, float_out=True)
+
+    def _dense(self, weight: torch.Tensor, bias: torch.Tensor | None, *, float_out: bool = False) -> Linear:
         if self._kernel is None:
             self._kernel = dense_kernel(weight)
         linear = self._kernel(weight, bias)
         if self._products is not None and isinstance(linear, PackedLinear):
             return PanelLinear.of(linear, weight, self._products, float_out=float_out) or linear
         return linear
-
-    def linear(self, names: list[str], order: torch.Tensor | None, read: Read, bias: torch.Tensor | None) -> Linear:
-        """The rows of these weights, one below the other, in `order`; `read` gives them dense."""
-        return self.dense(read(), bias)
 
 
 DenseScheme = WeightScheme
@@ -58,47 +68,68 @@ class Int8Scheme(WeightScheme):
         return Int8Linear(read(), bias)
 
 
-class Int4Scheme(WeightScheme):
-    """4-bit groups: `stored` finds them in a file (None: not stored so), the others are rounded if `rounds`.
+@dataclasses.dataclass(frozen=True)
+class Copies:
+    """What is kept dense as well: layers, for steps of more than FEW_ROWS rows; an output layer that is stored in 8
+    bits, for more than a few logits."""
 
-    both: a dense copy is kept as well, for steps of more than FEW_ROWS rows. rounded, kept_dense: names, for the notes.
+    layers: bool = False
+    head: bool = False
+
+
+NO_COPIES = Copies()
+
+
+class GroupScheme(WeightScheme):
+    """Groups of 4 or 8 bits: `stored` finds them in a file (None: not stored so), the others are rounded if `rounds`.
+
+    rounded, kept_dense: names, for the notes.
     """
 
     def __init__(
         self,
-        stored: Callable[[str], Int4Weight | None],
+        stored: Callable[[str], GroupWeight | None],
         *,
         rounds: bool,
-        both: bool,
+        copies: Copies,
         products: Products | None = None,
     ) -> None:
         super().__init__(products)
         self._stored = stored
         self._rounds = rounds
-        self._both = both
+        self._copies = copies
         self.rounded: list[str] = []
         self.kept_dense: list[str] = []
 
     def linear(self, names: list[str], order: torch.Tensor | None, read: Read, bias: torch.Tensor | None) -> Linear:
         weight = self._weight(names, order, read)
         if weight is None:
-            return self.dense(read(), bias)
-        few = Int4Linear(weight, bias)
-        if not self._both:
-            return few
-        return RowsLinear(few, self.dense(read(), bias))
+            return self._dense(read(), bias)
+        few: Linear = Int4Linear(weight, bias) if self._products is None else GroupLinear(weight, bias, self._products)
+        return RowsLinear(few, self._dense(read(), bias), FEW_ROWS) if self._copies.layers else few
 
-    def _weight(self, names: list[str], order: torch.Tensor | None, read: Read) -> Int4Weight | None:
-        parts = [self._stored(name) for name in names]
-        found = [part for part in parts if part is not None]
-        if len(found) == len(names):
-            weight = Int4Weight.join(found)
-            if weight.codes.shape[0] % _ROWS == 0:
+    def head(self, name: str, read: Read) -> Linear:
+        weight = self._stored(name)
+        if self._products is None or weight is None:
+            return super().head(name, read)
+        few = GroupLinear(weight, None, self._products, float_out=True)
+        copied = self._copies.head and weight.bits == 8
+        return RowsLinear(few, super().head(name, read), _FEW_LOGITS) if copied else few
+
+    def _weight(self, names: list[str], order: torch.Tensor | None, read: Read) -> GroupWeight | None:
+        found = [part for name in names if (part := self._stored(name)) is not None and self._takes(part)]
+        if len(found) == len(names) and len({part.bits for part in found}) == 1:
+            weight = GroupWeight.join(found)
+            if self._products is not None or weight.codes.shape[0] % _ROWS == 0:
                 return weight if order is None else weight.rows(order)
         elif self._rounds:
             dense = read()
-            if dense.shape[0] % _ROWS == 0 and dense.shape[1] % GROUP == 0:
+            if dense.shape[1] % GROUP == 0 and (self._products is not None or dense.shape[0] % _ROWS == 0):
                 self.rounded += names
                 return quantize_int4(dense)
         self.kept_dense += names
         return None
+
+    def _takes(self, weight: GroupWeight) -> bool:
+        """torch's own kernel takes 4 bits only."""
+        return weight.bits == 4 or (self._products is not None and not self._rounds)

@@ -107,10 +107,9 @@ class _Build:
         config, checkpoint = self._config, self._checkpoint
         own_head = "lm_head.weight" in checkpoint
         name = "lm_head.weight" if own_head else "model.embed_tokens.weight"
-        weight = self._tensor(name)
-        head = self._count(self._scheme.dense(weight, None, float_out=True))
+        head = self._count(self._scheme.head(name, lambda: self._tensor(name)))
         if not own_head and isinstance(head, PlainLinear):
-            embedding = weight
+            embedding = head.weight
         elif self._device.type == "cpu":
             embedding = checkpoint.mapped("model.embed_tokens.weight")
         else:
@@ -124,7 +123,7 @@ class _Build:
             self._rotary,
             operations,
             dtype=self._dtype,
-            vocab_size=weight.shape[0],
+            vocab_size=checkpoint.shape(name)[0],
             embedding_multiplier=config.embedding_multiplier,
             residual_multiplier=config.residual_multiplier,
         )

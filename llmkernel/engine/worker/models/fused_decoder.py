@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from llmkernel.engine.worker.compiled.kernels import CompiledAttention
 from llmkernel.engine.worker.linear.linear import Linear
 from llmkernel.engine.worker.models.heads import Heads
 from llmkernel.engine.worker.models.operations import Operations, RMSNorm
@@ -18,7 +19,12 @@ __all__ = ["AttendsJoined", "DecoderLayer", "FusedDecoder"]
 
 
 class AttendsJoined(Protocol):
-    """The attention of a step, for a decoder that has queries, keys and values side by side (PagedAttention)."""
+    """The attention of a step, for a decoder that has queries, keys and values side by side (PagedAttention).
+
+    compiled: of its first rows, if a compiled kernel attends for them.
+    """
+
+    compiled: CompiledAttention | None
 
     def attend_joined(self, heads: Heads, joined: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
         """joined [T, queries + row_size], as it comes from the product -> [T, H * Dv], good until the next call."""
@@ -36,6 +42,10 @@ class DecoderLayer:
     mlp_norm: RMSNorm
     gate_up: Linear
     down: Linear
+
+    @property
+    def linears(self) -> tuple[Linear, Linear, Linear, Linear]:
+        return self.qkv, self.out, self.gate_up, self.down
 
 
 class FusedDecoder:
@@ -71,6 +81,7 @@ class FusedDecoder:
         self._dtype = dtype
         self._embedding_multiplier = embedding_multiplier
         self._residual_multiplier = residual_multiplier
+        self._sequence = operations.sequence(layers, residual_multiplier)
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, context: AttendsJoined
@@ -78,6 +89,21 @@ class FusedDecoder:
         """token_ids, positions [T]; rows: indices into T -> logits [len(rows), vocab_size]."""
         hidden = self._embed(token_ids)
         rotation = self._rotary(positions)
+        few, sequence = context.compiled, self._sequence
+        if sequence is not None and few is not None and few.num_rows == len(hidden) <= sequence.most_rows:
+            added = sequence.run(hidden, rotation, few)
+            if len(rows) < len(hidden):
+                hidden, added = hidden.index_select(0, rows), added.index_select(0, rows)
+        else:
+            hidden, added = self._run_layers(hidden, rotation, rows, context)
+        if not len(rows):
+            return torch.empty(0, self.vocab_size, dtype=self._dtype, device=hidden.device)
+        return self._head(self._operations.norm(self._final_norm, hidden, added, self._residual_multiplier))
+
+    def _run_layers(
+        self, hidden: torch.Tensor, rotation: torch.Tensor, rows: torch.Tensor, context: AttendsJoined
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of `rows`, the residual stream and what the last half of a layer adds to it."""
         norm, gate, scale = self._operations.norm, self._operations.gate, self._residual_multiplier
         added: torch.Tensor | None = None
         last = len(self._layers) - 1
@@ -85,12 +111,13 @@ class FusedDecoder:
             joined = layer.qkv(norm(layer.input_norm, hidden, added, scale))
             attended = context.attend_joined(layer.heads, joined, rotation)
             if index == last:  # nobody reads the other rows any more
-                if not len(rows):
-                    return torch.empty(0, self.vocab_size, dtype=self._dtype, device=hidden.device)
                 hidden, attended = hidden.index_select(0, rows), attended.index_select(0, rows)
+                if not len(rows):
+                    return hidden, attended
             added = layer.out(attended)
             added = layer.down(gate(layer.gate_up(norm(layer.mlp_norm, hidden, added, scale))))
-        return self._head(norm(self._final_norm, hidden, added, scale))
+        assert added is not None
+        return hidden, added
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         rows = self._embedding.index_select(0, token_ids)

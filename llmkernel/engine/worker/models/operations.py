@@ -1,10 +1,15 @@
 """Operations: what a decoder does between its products, by torch or compiled."""
 
 import math
-from typing import Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch.nn import functional
+
+if TYPE_CHECKING:
+    from llmkernel.engine.worker.compiled.layer_sequence import LayerSequence
+    from llmkernel.engine.worker.models.fused_decoder import DecoderLayer
 
 __all__ = ["Operations", "RMSNorm", "TorchOperations"]
 
@@ -38,6 +43,10 @@ class Operations(Protocol):
         """joined [T, 2 n]: gate, up -> silu(gate) * up [T, n]."""
         ...
 
+    def sequence(self, layers: "Sequence[DecoderLayer]", scale: float) -> "LayerSequence | None":
+        """All layers in one call, for steps of few rows; None: there is none. scale: of what a half of a layer adds."""
+        ...
+
 
 class TorchOperations:
     """Operations on every device and in every float type."""
@@ -50,3 +59,6 @@ class TorchOperations:
     def gate(self, joined: torch.Tensor) -> torch.Tensor:
         gate, up = joined.chunk(2, -1)
         return functional.silu(gate).mul_(up)
+
+    def sequence(self, layers: "Sequence[DecoderLayer]", scale: float) -> None:
+        return None

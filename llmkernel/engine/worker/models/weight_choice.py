@@ -7,11 +7,18 @@ import torch
 
 from llmkernel.config import EngineArgs, format_bytes
 from llmkernel.engine.worker.compiled.products import Products
-from llmkernel.engine.worker.hardware import multiplies_bfloat16, resolve_dtype
+from llmkernel.engine.worker.hardware import has_tiles, multiplies_bfloat16, resolve_dtype
 from llmkernel.engine.worker.linear.int4_linear import int4_works
 from llmkernel.engine.worker.linear.int8_linear import int8_works
-from llmkernel.engine.worker.linear.rows_linear import FEW_ROWS
-from llmkernel.engine.worker.linear.scheme import DenseScheme, Int4Scheme, Int8Scheme, WeightScheme
+from llmkernel.engine.worker.linear.scheme import (
+    FEW_ROWS,
+    NO_COPIES,
+    Copies,
+    DenseScheme,
+    GroupScheme,
+    Int8Scheme,
+    WeightScheme,
+)
 from llmkernel.engine.worker.model_files import ModelFiles
 from llmkernel.engine.worker.models.decoder_config import DecoderConfig
 from llmkernel.engine.worker.models.gguf_blocks import GGUFBlocks
@@ -20,24 +27,26 @@ from llmkernel.errors import UnsupportedFeatureError
 __all__ = ["WeightChoice", "choose_scheme", "fused_dtype"]
 
 _KEPT = ("Q4_0", "Q4_1")
-"""Types of GGUF blocks that torch's 4-bit kernel takes as they are."""
+"""Types of GGUF files whose blocks are kept."""
 
-_BOTH_SHARE = 4
+_COPY_SHARE = 4
 """A dense copy beside 4-bit weights may take one part in so many of the available memory."""
 
-_PART = {"dense": 1.0, "int8": 0.51, "int4": 0.32, "both": 1.32}
+_PART = {"dense": 1.0, "int8": 0.51, "int4": 0.32, "kept": 0.32}
 
 
 @dataclasses.dataclass(frozen=True)
 class WeightChoice:
-    """kind: "dense", "int8", "int4", "both" (4-bit and dense)."""
+    """kind: "dense", "int8", "int4" (asked for: what the file has otherwise is rounded), "kept" (the file's blocks)."""
 
     kind: str
-    from_file: bool
+    from_file: bool = False
+    copies: Copies = NO_COPIES
 
     def bytes_estimate(self, config: DecoderConfig, item: int) -> int:
         """Bytes that the weights will take; the embedding stays in its file."""
-        return int(_layer_numbers(config) * item * _PART[self.kind]) + config.vocab_size * config.hidden_size * item
+        part = _PART[self.kind] + (1 if self.copies.layers else 0)
+        return int(_layer_numbers(config) * item * part) + config.vocab_size * config.hidden_size * item
 
     def scheme(self, files: ModelFiles, stack: ExitStack, products: Products | None = None) -> WeightScheme:
         """The scheme, with the GGUF file open within `stack` where it is read. products: see WeightScheme."""
@@ -46,19 +55,17 @@ class WeightChoice:
         if self.kind == "int8":
             return Int8Scheme(products)
         stored = stack.enter_context(GGUFBlocks(files.gguf)).find if self.from_file and files.gguf else lambda _: None
-        return Int4Scheme(
-            stored, rounds=not self.from_file or self.kind == "int4", both=self.kind == "both", products=products
-        )
+        return GroupScheme(stored, rounds=self.kind == "int4", copies=self.copies, products=products)
 
     def notes(self, files: ModelFiles, scheme: WeightScheme, config: DecoderConfig, item: int) -> list[str]:
         """What to say about it."""
-        if isinstance(scheme, Int4Scheme):
+        if isinstance(scheme, GroupScheme):
             said = [f"{files.quantization} blocks are kept as they are."] if self.from_file else []
             if scheme.rounded:
                 said.append(f"{len(scheme.rounded)} weights were rounded to 4 bits.")
             if scheme.kept_dense:
                 said.append(f"{len(scheme.kept_dense)} weights are not 4-bit in the file and were decoded.")
-            if self.kind == "both":
+            if self.copies.layers:
                 extra = format_bytes(_layer_numbers(config) * item)
                 said.append(
                     f"A copy in bfloat16 ({extra}) serves steps of more than {FEW_ROWS} tokens; "
@@ -104,10 +111,13 @@ def choose_scheme(
         return WeightChoice(wanted, from_file and wanted == "int4")
     usable = dtype == torch.bfloat16 and device.type == "cpu" and from_file
     if wanted == "none" or not usable or not int4_works():
-        return WeightChoice("dense", False)
-    fits = _layer_numbers(config) * dtype.itemsize * _BOTH_SHARE < available
-    both = fits and multiplies_bfloat16(device)  # else the 4-bit kernel is the fastest at any number of rows
-    return WeightChoice("both" if both else "int4", True)
+        return WeightChoice("dense")
+    if not multiplies_bfloat16(device):  # there 4 bits are the fastest at any number of rows
+        return WeightChoice("kept", True)
+    compiled = not args.enforce_eager and not has_tiles()  # as fast as a dense copy, in a quarter of its memory
+    layers = not compiled and _layer_numbers(config) * dtype.itemsize * _COPY_SHARE < available
+    head = config.vocab_size * config.hidden_size * dtype.itemsize * _COPY_SHARE < available
+    return WeightChoice("kept", True, Copies(layers=layers, head=head))
 
 
 def _holds_4_bits(files: ModelFiles) -> bool:
