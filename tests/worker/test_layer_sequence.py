@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -30,10 +31,13 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def same(left: list[Answer], right: list[Answer]) -> bool:
-    pairs = list(zip(left, right, strict=True))
+    def told(answer: Answer) -> list[np.ndarray]:
+        assert answer.prompt_logprobs is not None
+        return [*answer.logits, answer.prompt_logprobs.logprobs]
+
     return all(
-        a.token_ids == b.token_ids and all((x == y).all() for x, y in zip(a.logits, b.logits, strict=True))
-        for a, b in pairs
+        a.token_ids == b.token_ids and all(map(np.array_equal, told(a), told(b)))
+        for a, b in zip(left, right, strict=True)
     )
 
 
@@ -51,7 +55,7 @@ def test_every_family(
         found = []
         for more in ({}, {"speculative": "ngram"}):
             with EngineRun(folder, **options, **more) as run:
-                found.append(run.generate(prompts, 12, logits=True))
+                found.append(run.generate(prompts, 12, logits=True, prompt_logprobs=2))
         return found
 
     in_one = answers()

@@ -92,8 +92,7 @@ class FusedDecoder:
         few, sequence = context.compiled, self._sequence
         if sequence is not None and few is not None and few.num_rows == len(hidden) <= sequence.most_rows:
             added = sequence.run(hidden, rotation, few)
-            if len(rows) < len(hidden):
-                hidden, added = hidden.index_select(0, rows), added.index_select(0, rows)
+            hidden, added = hidden.index_select(0, rows), added.index_select(0, rows)
         else:
             hidden, added = self._run_layers(hidden, rotation, rows, context)
         if not len(rows):
