@@ -25,6 +25,11 @@ from llmkernel.engine.core import EngineCore
 from llmkernel.engine.executor import UniProcExecutor
 from llmkernel.protocol.sampling_params import RequestOutputKind, SamplingParams
 
+FORGET = 1.2
+"""Seconds between two engines' turns: a thread governor that was idle for a second begins with all threads. Before that
+it takes what the other engine used for the load of a neighbour, and steps with fewer.
+"""
+
 
 def main() -> None:
     """Measure what was asked for and print one JSON object."""
@@ -161,7 +166,9 @@ async def measure_async(args: EngineArgs, options: argparse.Namespace, core: Eng
     for batch in options.batches:
         ours, shares = [], []
         for _ in range(options.rounds):
+            await asyncio.sleep(FORGET)
             bare = measure_core(core, batch, options.context, options.tokens)["step_ms_mean"]
+            await asyncio.sleep(FORGET)
             ours.append(await step_ms(batch))
             shares.append(bare / ours[-1])
         step = statistics.median(ours)

@@ -4,7 +4,8 @@
 --model's tokenizer; beside vLLM's where its interpreter is given. `process`: of that, EngineCoreOutputs as they were
 decoded to the RequestOutput in the hands of the reader (OutputProcessor and collectors), tokens that are bytes.
 `stream`: ADD to text through a real engine process whose fake model takes no time, so this is everything but the
-model: scheduler, wire, detokenizer, asyncio. `add`: one request of 64 prompt tokens from the call to the socket.
+model: scheduler, wire, detokenizer, asyncio, with a message for every step (which tokens that come this fast have only
+when they are asked to: stream_interval=1). `add`: one request of 64 prompt tokens from the call to the socket.
 
     python benchmarks/frontend.py [--streams 1 64 256] [--tokens 200] [--kind cumulative|delta]
     python benchmarks/frontend.py --peer vllm=/envs/vllm/bin/python
@@ -86,7 +87,7 @@ async def measure_stream(streams: int, tokens: int, kind: RequestOutputKind, ste
 
         async def read(number: int) -> int:
             begun = time.perf_counter()
-            params = SamplingParams(max_tokens=tokens, output_kind=kind)
+            params = SamplingParams(max_tokens=tokens, output_kind=kind, stream_interval=1)
             count = 0
             async for _ in llm.generate(list(TEXT), params, request_id=str(number)):
                 if not count:

@@ -47,8 +47,10 @@ class Stream:
 
 
 async def run(llm: AsyncLLM, request_id: str, prompt: list[int], tokens: int, stream: Stream) -> None:
-    """One request, its moments written into `stream`."""
-    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
+    """One request, its moments written into `stream`: every token told at once, so that gaps are those of steps."""
+    params = SamplingParams(
+        temperature=0, max_tokens=tokens, ignore_eos=True, output_kind=RequestOutputKind.DELTA, stream_interval=1
+    )
     async for output in llm.generate({"prompt_token_ids": prompt}, params, request_id=request_id):
         stream.moments.extend([time.perf_counter()] * len(output.outputs[0].token_ids))
         if len(stream.moments) >= WARM_TOKENS:

@@ -71,7 +71,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     kv_cache_memory: "auto" | bytes | "1GiB": memory of the KV pool.
     max_num_seqs: most requests that run in one step. max_num_batched_tokens: tokens computed in one step.
     num_threads: "auto" | int: torch threads of the engine.
-    stream_interval: emit after this many tokens of a request (1 = every token).
+    stream_interval: emit after this many tokens of a request. 1: every token, but those that come faster than a screen
+    shows them come together, unless the request names a stream_interval.
     seed: default seed of requests that name none; None = a fresh one for every request.
     implementation: "auto" is the fused decoder where it is built for the model, transformers' own class otherwise.
     enforce_eager: the fused decoder without compiled kernels, by torch's operations alone.

@@ -163,20 +163,30 @@ class EngineCore:
         return 0.0 if started is None else time.monotonic() - started
 
     def step(self) -> dict[int, EngineCoreOutputs]:
-        """One step; what it brought, by client_index. Empty if there was nothing to do."""
+        """One step; what it brought, by client_index. Empty if there was nothing to do, or what it brought may wait."""
         self._pauses.settle()
-        stepped = self.scheduler.has_work()
-        if stepped:
-            started = self._step_started = time.monotonic()
-            step = self.scheduler.schedule()
-            self._execute(step)
-            self._step_time = time.monotonic() - started
-            self.scheduler.take_step_time(self._step_time)
-            self._step_started = None
-        if not stepped and not self.scheduler.outbox:
+        if not self.scheduler.has_work():
+            return self.take_outputs()
+        started = self._step_started = time.monotonic()
+        step = self.scheduler.schedule()
+        self._execute(step)
+        ended = time.monotonic()
+        self._step_time = ended - started
+        self.scheduler.take_step_time(self._step_time)
+        self._step_started = None
+        if self.scheduler.outbox.may_wait(ended) and not step.preempted_req_ids:
             return {}
-        stats = self._stats() if self._args.log_stats else None
-        return self.scheduler.outbox.take(stats)
+        return self._tell(ended)
+
+    def pace_outputs(self, seconds: float) -> None:
+        """Let further tokens of running requests wait for those of the next steps until the last telling is `seconds`
+        ago. `take_outputs` tells them before that: call it before something else is done than the next step.
+        """
+        self.scheduler.outbox.pace = seconds
+
+    def take_outputs(self) -> dict[int, EngineCoreOutputs]:
+        """What the clients have still to be told, by client_index, at once."""
+        return self._tell(time.monotonic()) if self.scheduler.outbox else {}
 
     def shutdown(self) -> None:
         """Give everything back; idempotent."""
@@ -185,6 +195,10 @@ class EngineCore:
         executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown()
+
+    def _tell(self, now: float) -> dict[int, EngineCoreOutputs]:
+        stats = self._stats() if self._args.log_stats else None
+        return self.scheduler.outbox.take(stats, now)
 
     def _execute(self, step: SchedulerOutput) -> None:
         executor = self._running_executor()

@@ -29,6 +29,12 @@ logger = init_logger(__name__)
 IO_START_TIMEOUT = 10.0
 """Seconds that the input thread may take to connect."""
 
+MESSAGE_PACE = 0.01
+"""Seconds after a message for which further tokens of running requests wait, to travel together. No screen shows them
+sooner (60 pictures a second), and a message costs half a millisecond of processor time on its way to its reader, which
+a step on all processors of a small machine stands still for.
+"""
+
 FAREWELL_TIMEOUT = 0.5
 """Seconds for the last words when somebody asked us to leave and waits; an owner in a hurry ends us sooner."""
 
@@ -47,6 +53,7 @@ class EngineCoreProc:
         self.engines_running = False  # data parallel: step even without requests of our own
         self.input_queue: queue.SimpleQueue[tuple[EngineCoreRequestType, Any]] = queue.SimpleQueue()
         self.output_sender = OutputSender(addresses.outputs, engine_index, addresses.coordinator_output, key)
+        core.pace_outputs(MESSAGE_PACE)
         core.on_grammar_compiled = lambda: self.input_queue.put((EngineCoreRequestType.WAKEUP, None))
         self.num_owner_clients = len(addresses.inputs)
         self._shutdown_requested = False
@@ -108,20 +115,25 @@ class EngineCoreProc:
 
     def run_busy_loop(self) -> None:
         """Take what the clients sent, step, push what came of it; until `request_shutdown`."""
-        while not self._shutdown_requested:
-            self._process_input_queue()
-            if not self._shutdown_requested:
-                self._process_engine_step()
+        try:
+            while not self._shutdown_requested:
+                self._process_input_queue()
+                if not self._shutdown_requested:
+                    self._push(self.core.step())
+        finally:
+            self._push(self.core.take_outputs())
 
     def _has_work(self) -> bool:
         return self.engines_running or self.core.has_requests()
 
     def _process_input_queue(self) -> None:
-        """Block until there is work, then take everything that waits."""
+        """Block until there is work, then take everything that waits; who sent it finds told what came before it."""
         while not self._has_work() and not self._shutdown_requested:
             if self.input_queue.empty():
                 logger.debug("EngineCore waiting for work.")
             self._handle_client_request(*self.input_queue.get())
+        if not self.input_queue.empty():
+            self._push(self.core.take_outputs())
         with contextlib.suppress(queue.Empty):
             while True:
                 self._handle_client_request(*self.input_queue.get_nowait())
@@ -158,9 +170,9 @@ class EngineCoreProc:
             logger.error("Refused request %s: %s", request.request_id, error)
             self.core.reject_request(bare_request(request.request_id, request.client_index), str(error))
 
-    def _process_engine_step(self) -> None:
-        for client_index, outputs in self.core.step().items():
-            self.output_sender.put(client_index, outputs)
+    def _push(self, outputs: dict[int, EngineCoreOutputs]) -> None:
+        for client_index, message in outputs.items():
+            self.output_sender.put(client_index, message)
 
     def _call_utility(self, client_index: int, call_id: int, method: str, args: Sequence[Any]) -> None:
         """Call it between two steps; the answer may come later, when the method returns a Future."""

@@ -206,7 +206,12 @@ class _Writer:
                 self.reuse_buffers.append(buffer)
         buffer = self.reuse_buffers.pop() if self.reuse_buffers else bytearray()
         outputs.pushed = time.monotonic()
-        frames, tracker = track_frames(self._encode(outputs, buffer))
+        encoded = self._encode(outputs, buffer)
+        if len(encoded) == 1 and len(buffer) < zmq.COPY_THRESHOLD:  # it is copied anyway, and free again at once
+            push.send(buffer, zmq.DONTWAIT)
+            self.reuse_buffers.append(buffer)
+            return
+        frames, tracker = track_frames(encoded)
         push.send_multipart(frames, flags=zmq.DONTWAIT, copy=False)
         self.pending.add(tracker, outputs, buffer)
 

@@ -125,7 +125,7 @@ class Request:
         self.max_tokens = sampling_params.max_tokens
         self.min_tokens = sampling_params.min_tokens
         self.stop_token_ids = frozenset(sampling_params.stop_token_ids or ())
-        self.stream_interval = sampling_params.stream_interval or 1
+        self.stream_interval = sampling_params.stream_interval
 
         self.prompt_token_ids = prompt_token_ids
         self.num_prompt_tokens = len(prompt_token_ids)

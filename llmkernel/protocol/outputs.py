@@ -92,9 +92,9 @@ class LogprobsLists(msgspec.Struct, array_like=True, gc=False):
 
 
 class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """What one step brought for one request.
+    """What the steps of a message brought for one request.
 
-    new_token_ids: tokens generated in this step (may be empty when only the end is news).
+    new_token_ids: tokens generated in them (may be empty when only the end is news).
     finish_reason: set once, in the last output. stop_reason: the stop token's id, or the reason of an error.
     events: since the last output. prefill_stats: once, with the first token.
     Fields up to prompt_token_id_logprobs keep vLLM's places.
@@ -141,9 +141,10 @@ class UtilityOutput(msgspec.Struct, array_like=True, gc=False):
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """What one step (or one utility call) brought for one client.
+    """What a step, or several that followed each other quickly, or a utility call brought for one client.
 
-    timestamp: the engine's time.monotonic() when it was made, seconds; filled in by itself.
+    timestamp: the engine's time.monotonic() when it was made, at the end of the newest step that it tells of, seconds;
+    filled in by itself.
     finished_requests: ids that ended in this step, for clients that balance several engines.
     pushed: the same clock when it was encoded for the socket.
     """

@@ -49,6 +49,8 @@ class PendingMessages:
 
         A message that waits does not hold back younger ones: they may have gone to another peer.
         """
+        if not self._pending:
+            return []
         finished: list[tuple[Any, ...]] = []
         waiting: deque[tuple[Tracker, tuple[Any, ...]]] = deque()
         for tracker, objects in self._pending:

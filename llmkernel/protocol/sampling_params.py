@@ -80,6 +80,8 @@ class SamplingParams(msgspec.Struct, metaclass=NamedFields, omit_defaults=True, 
     logprob_token_ids: the ids whose logprobs are told for every token, in place of the most likely ones.
     bad_words: strings that must not be generated. output_kind: see RequestOutputKind.
     structured_outputs: see there. extra_args: for custom logits processors.
+    stream_interval: tokens from one output to the next, 1 = each at once; None = the engine's own, which lets tokens
+    that come faster than a screen shows them travel together.
     """
 
     n: int = 1

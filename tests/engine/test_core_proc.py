@@ -1,5 +1,6 @@
 """EngineCoreProc on the wire: requests in, outputs out, several clients, and whatever else arrives."""
 
+import itertools
 import time
 from collections.abc import Iterator
 
@@ -7,6 +8,7 @@ import msgspec
 import pytest
 import zmq
 
+from llmkernel.engine.core_proc import MESSAGE_PACE
 from llmkernel.engine.fake_executor import fake_answer
 from llmkernel.protocol.outputs import FinishReason
 from llmkernel.protocol.requests import EngineCoreRequestType
@@ -25,10 +27,28 @@ def engine() -> Iterator[RawEngine]:
 
 @pytest.mark.row("A-006", "A-018", "A-019", "A-020", "A-043", "A-046", "A-047", "A-048", "A-050", "A-054", "A-063")
 def test_a_request_goes_in_and_its_tokens_come_out_one_by_one(engine: RawEngine) -> None:
-    engine.add("a", [5, 6, 7], max_tokens=8)
+    engine.add("a", [5, 6, 7], max_tokens=8, stream_interval=1)
     outputs = engine.collect("a")["a"]
     assert [output.new_token_ids for output in outputs] == [[token] for token in fake_answer([5, 6, 7], 8)]
     assert outputs[-1].finish_reason is FinishReason.LENGTH
+
+
+def test_tokens_that_come_fast_travel_together_and_nothing_overtakes_them(engine: RawEngine) -> None:
+    """Steps of half a millisecond: fewer messages than tokens. A call's answer comes behind the tokens before it."""
+    before = engine.call("get_stats").result.result["step_counter"]
+    engine.add("fast", [5], max_tokens=2000)
+    engine.receive()
+    engine.send(EngineCoreRequestType.UTILITY, (0, 9, "get_stats", []))
+    tokens = 1
+    while (message := engine.receive()).utility_output is None:
+        tokens += sum(len(output.new_token_ids) for output in message.outputs)
+    assert tokens == message.utility_output.result.result["step_counter"] - before
+    stamps = []
+    while not (message := engine.receive()).outputs[0].finished:
+        tokens += len(message.outputs[0].new_token_ids)
+        stamps.append(message.timestamp)
+    assert tokens + len(message.outputs[0].new_token_ids) == 2000
+    assert all(later - earlier >= MESSAGE_PACE for earlier, later in itertools.pairwise(stamps))
 
 
 @pytest.mark.row("A-033", "A-040", "A-042")

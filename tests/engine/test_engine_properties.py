@@ -6,6 +6,7 @@ read.
 """
 
 import dataclasses
+import math
 import random
 
 import pytest
@@ -32,9 +33,10 @@ class Configuration:
     stream_interval: int
     drafts: int
     letters: int
+    pace: float
 
     def start(self) -> Engine:
-        return Engine(
+        engine = Engine(
             f"raise_token={RAISE},fail_token={FAIL},eos_every={self.eos_every},letters={self.letters},reject_every=7",
             num_blocks=self.num_blocks,
             max_num_batched_tokens=self.budget,
@@ -46,6 +48,8 @@ class Configuration:
             if self.drafts
             else None,
         )
+        engine.core.pace_outputs(self.pace)
+        return engine
 
 
 @dataclasses.dataclass
@@ -170,6 +174,7 @@ configurations = st.builds(
     stream_interval=st.sampled_from([1, 1, 3]),
     drafts=st.sampled_from([0, 1, 5, 9]),
     letters=st.sampled_from([27, 2, 3, 5]),
+    pace=st.sampled_from([0.0, math.inf]),
 )
 stems = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 9, 9, 9, 9], [7], [5, 5, 5, 5, 5]]
 prompts = st.builds(
@@ -252,6 +257,7 @@ def play_at_random(seed: int, num_operations: int) -> Play:
             stream_interval=dice.choice([1, 1, 4]),
             drafts=dice.choice([0, 1, 3, 7]),
             letters=dice.choice([27, 3, 5]),
+            pace=dice.choice([0.0, math.inf]),
         )
     )
     for _ in range(num_operations):

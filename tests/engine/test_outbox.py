@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 
@@ -45,6 +47,96 @@ def test_the_first_token_then_every_kth_then_the_end(
     engine.run()
     assert sizes(engine, "a") == expected
     assert engine.tokens("a") == fake_answer([1], 8)
+
+
+def test_further_tokens_wait_until_the_last_message_is_a_pace_old() -> None:
+    """Steps of 4 ms at a pace of 10: the first token, then three tokens at a time, stamped with the newest's step."""
+    outbox, item, told = Outbox(), request(), []
+    outbox.pace = 0.010
+    for step in range(8):
+        now = 5.0 + step * 0.004
+        say(outbox, item, step)
+        if not outbox.may_wait(now):
+            (message,) = outbox.take(now=now).values()
+            told.append((message.timestamp, message.outputs[0].new_token_ids))
+    assert told == [(5.0, [0]), (5.012, [1, 2, 3]), (5.024, [4, 5, 6])]
+    assert outbox and outbox.take()[0].outputs[0].new_token_ids == [7]
+    assert not outbox
+
+
+def test_steps_that_are_slower_than_the_pace_are_told_one_by_one() -> None:
+    outbox, item = Outbox(), request()
+    outbox.pace = 0.010
+    for step in range(5):
+        say(outbox, item, step)
+        assert not outbox.may_wait(step * 0.0101)
+        assert outbox.take(now=step * 0.0101)[0].outputs[0].new_token_ids == [step]
+
+
+@pytest.mark.parametrize("news", ["first token", "end", "refusal", "own interval"])
+def test_what_does_not_wait_takes_along_what_waits(news: str) -> None:
+    outbox, patient = Outbox(), request("patient")
+    outbox.pace = math.inf
+    other = request("other", 1, stream_interval=1 if news == "own interval" else None)
+    for item in (patient, other) if news in ("end", "own interval") else (patient,):
+        say(outbox, item, 1)
+    outbox.take(now=0.0)
+    say(outbox, patient, 2)
+    assert outbox.may_wait(1.0)
+    if news == "refusal":
+        outbox.refuse(1, "other", "no")
+    else:
+        say(outbox, other, 3, last=news == "end")
+    assert not outbox.may_wait(1.0)
+    messages = outbox.take(now=1.0)
+    assert messages[0].outputs[0].new_token_ids == [2]
+    assert messages[1].outputs[0].new_token_ids == ([] if news == "refusal" else [3])
+
+
+def test_the_end_of_a_request_tells_its_waiting_tokens_once() -> None:
+    outbox, item = Outbox(), request()
+    outbox.pace = math.inf
+    say(outbox, item, 1)
+    outbox.take(now=0.0)
+    say(outbox, item, 2)
+    say(outbox, item, 3, last=True)
+    (output,) = outbox.take(now=0.0)[0].outputs
+    assert output.new_token_ids == [2, 3] and output.finish_reason is FinishReason.STOP
+
+
+def test_an_engine_with_a_pace_tells_the_first_token_and_then_all_at_the_end() -> None:
+    engine = Engine()
+    engine.core.pace_outputs(math.inf)
+    engine.add("a", [1], max_tokens=8, logprobs=2)
+    engine.run()
+    assert sizes(engine, "a") == [1, 7] and engine.tokens("a") == fake_answer([1], 8)
+    assert engine.outputs["a"][1].new_logprobs.logprob_token_ids[:, 0].tolist() == fake_answer([1], 8)[1:]
+
+
+def test_tokens_wait_for_nobody_when_nothing_is_left_to_run() -> None:
+    """Frozen by a pause: the next turn of the busy loop, which does no step, tells them; then it may block."""
+    engine = Engine()
+    engine.core.pace_outputs(math.inf)
+    engine.add("a", [1], max_tokens=20)
+    for _ in range(4):
+        engine.step()
+    paused = engine.core.call_utility("pause_scheduler", ["keep", False])
+    assert engine.core.has_requests()
+    engine.step()
+    assert sizes(engine, "a") == [1, 3]
+    engine.step()
+    assert paused.done() and not engine.core.has_requests()
+
+
+def test_a_step_that_preempts_is_told_at_once() -> None:
+    """Its statistics say how many; and whom it cost the blocks has no step in which more tokens might come."""
+    engine = Engine(num_blocks=7)
+    engine.core.pace_outputs(math.inf)
+    for name in "ab":
+        engine.add(name, [1, 2, 3, 4], max_tokens=12)
+    engine.run()
+    assert sum(stats.num_preempted for stats in engine.stats) > 0
+    assert engine.tokens("a") == engine.tokens("b") == fake_answer([1, 2, 3, 4], 12)
 
 
 def test_an_abort_tells_what_was_held_back() -> None:
