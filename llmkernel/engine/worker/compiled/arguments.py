@@ -83,7 +83,8 @@ class AttentionArguments(Arguments):
     @staticmethod
     def scratch_for(queries: int, head_size: int) -> int:
         """Numbers of scratch that a thread needs for so many queries at once."""
-        return queries * (2 * head_size + SEGMENT + 2) + KEYS_AT_ONCE * head_size
+        padded = -(-head_size // 16) * 16
+        return queries * (2 * padded + SEGMENT + 2) + padded
 
 
 class ProductArguments(Arguments):

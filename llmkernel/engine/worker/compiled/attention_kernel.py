@@ -12,6 +12,7 @@ import numpy as np
 from numba import types
 
 from llmkernel.engine.worker.compiled.arguments import KEYS_AT_ONCE, SEGMENT
+from llmkernel.engine.worker.compiled.attention_words import padded, score, weigh
 from llmkernel.engine.worker.compiled.words import (
     OPTIONS,
     Element,
@@ -26,17 +27,20 @@ from llmkernel.engine.worker.compiled.words import (
 
 __all__ = ["attention_kernel"]
 
+AHEAD = 4
+"""Blocks from the one that is read to the one that is asked for: memory answers later than a block takes."""
+
 
 def attention_kernel(element: Element, head_size: int) -> Any:
     """AttentionArguments for heads of D = head_size, an even number; joined, pool and out are of `element`."""
     at, put, item = element
-    D = head_size
+    D, P = head_size, padded(head_size)
     one, zero, infinity = np.float32(1), np.float32(0), np.float32(np.inf)
     i64, f32 = types.int64, types.float32
 
     @numba.njit(types.void(i64, i64, i64, i64, i64, f32, f32), **OPTIONS)
     def turn(source: Any, target: Any, angles: Any, rotary: Any, weight: Any, eps: Any, scale: Any) -> None:
-        """Read a head, norm it where weight is not 0, turn it, scale it; target: float32 [D]."""
+        """Read a head, norm it where weight is not 0, turn it, scale it; target: float32 [P], zeros behind D."""
         length = one
         if weight != 0:
             squares = zero
@@ -55,40 +59,29 @@ def attention_kernel(element: Element, head_size: int) -> Any:
             put_f32(target, 2 * i + 1, (x * s + y * c) * scale)
         for i in range(rotary, D):
             put_f32(target, i, f32_at(target, i) * scale)
+        for i in range(D, P):
+            put_f32(target, i, zero)
+
+    score_keys = score(element, D)
+    weigh_one, weigh_two, weigh_three, weigh_four = (weigh(element, D, queries) for queries in (1, 2, 3, 4))
+    at_once = min(4, max(1, 256 // P))  # their sums are to stay in registers
 
     @numba.njit(types.void(i64, i64, i64, i64, i64), **OPTIONS)
-    def score(keys: Any, wide: Any, queries: Any, many: Any, scores: Any) -> None:
-        """The products of KEYS_AT_ONCE keys with `many` queries; scores: of the first query, SEGMENT apart."""
-        for i in range(4 * D):
-            put_f32(wide, i, at(keys, i))
-        for q in range(many):
-            query = queries + q * D * 4
-            a, b, c, d = zero, zero, zero, zero
-            for i in range(D):
-                x = f32_at(query, i)
-                a += x * f32_at(wide, i)
-                b += x * f32_at(wide, D + i)
-                c += x * f32_at(wide, 2 * D + i)
-                d += x * f32_at(wide, 3 * D + i)
-            place = q * SEGMENT
-            put_f32(scores, place, a)
-            put_f32(scores, place + 1, b)
-            put_f32(scores, place + 2, c)
-            put_f32(scores, place + 3, d)
-
-    @numba.njit(types.void(i64, i64, i64, i64, i64), **OPTIONS)
-    def weigh(values: Any, wide: Any, weights: Any, many: Any, sums: Any) -> None:
-        """Add KEYS_AT_ONCE values, each with its weight, to the sums of `many` queries."""
-        for i in range(4 * D):
-            put_f32(wide, i, at(values, i))
-        for q in range(many):
-            total, place = sums + q * D * 4, q * SEGMENT
-            a, b = f32_at(weights, place), f32_at(weights, place + 1)
-            c, d = f32_at(weights, place + 2), f32_at(weights, place + 3)
-            for i in range(D):
-                first = a * f32_at(wide, i) + b * f32_at(wide, D + i)
-                second = c * f32_at(wide, 2 * D + i) + d * f32_at(wide, 3 * D + i)
-                put_f32(total, i, f32_at(total, i) + first + second)
+    def weigh_values(values: Any, tokens: Any, weights: Any, many: Any, sums: Any) -> None:
+        """Add `tokens` values, each with its weight, to the sums of `many` queries."""
+        query = 0
+        while query < many:
+            given, into = weights + query * SEGMENT * 4, sums + query * P * 4
+            taken = min(many - query, at_once)
+            if taken == 1:
+                weigh_one(values, tokens, given, into)
+            elif taken == 2:
+                weigh_two(values, tokens, given, into)
+            elif taken == 3:
+                weigh_three(values, tokens, given, into)
+            else:
+                weigh_four(values, tokens, given, into)
+            query += taken
 
     @numba.njit(types.void(i64, i64, i64, i64, i64, i64, i64), **OPTIONS)
     def soften(scores: Any, first: Any, last: Any, padded: Any, sums: Any, state: Any, begun: Any) -> None:
@@ -112,7 +105,7 @@ def attention_kernel(element: Element, head_size: int) -> Any:
         if begun != 0:
             fade = exp(f32_at(state, 0) - most)
             total += f32_at(state, 1) * fade
-            for i in range(D):
+            for i in range(P):
                 put_f32(sums, i, f32_at(sums, i) * fade)
         put_f32(state, 0, most)
         put_f32(state, 1, total)
@@ -153,9 +146,9 @@ def attention_kernel(element: Element, head_size: int) -> Any:
             table = tables + request * table_size * 8
             many = count * taken
             wide = scratch
-            queries = wide + 4 * D * 4
-            sums = queries + many * D * 4
-            states = sums + many * D * 4
+            queries = wide + P * 4
+            sums = queries + many * P * 4
+            states = sums + many * P * 4
             scores = states + many * 2 * 4
             for row in range(count):
                 source, turned, position = (
@@ -175,11 +168,11 @@ def attention_kernel(element: Element, head_size: int) -> Any:
                 for g in range(taken):
                     h, q = query_head + g, row * taken + g
                     weight = norms + h * D * 4 if norms != 0 else 0
-                    turn(source + h * D * item, queries + q * D * 4, turned, rotary, weight, eps, scale)
+                    turn(source + h * D * item, queries + q * P * 4, turned, rotary, weight, eps, scale)
             for i in range(many):
                 put_f32(states, 2 * i, -infinity)
                 put_f32(states, 2 * i + 1, zero)
-            for i in range(many * D):
+            for i in range(many * P):
                 put_f32(sums, i, zero)
             least = max(0, end - count + 1 - window) if window > 0 else 0
             begin = least // SEGMENT * SEGMENT
@@ -189,13 +182,13 @@ def attention_kernel(element: Element, head_size: int) -> Any:
                 high = min(end, segment + SEGMENT)
                 for index in range(low // block_size, (high + block_size - 1) // block_size):
                     block = pool + i64_at(table, index) * block_stride + head * lane
-                    ahead = pool + i64_at(table, min(index + 1, final)) * block_stride + head * lane
+                    ahead = pool + i64_at(table, min(index + AHEAD, final)) * block_stride + head * lane
                     place = scores + (index * block_size - segment) * 4
                     for token in range(0, min(block_size, high - index * block_size), KEYS_AT_ONCE):
                         for line in range(0, KEYS_AT_ONCE * D * item, 64):
                             prefetch(ahead + token * D * item + line)
-                        score(block + token * D * item, wide, queries, many, place + token * 4)
-                padded = (high - segment + KEYS_AT_ONCE - 1) // KEYS_AT_ONCE * KEYS_AT_ONCE
+                        score_keys(block + token * D * item, queries, many, place + token * 4)
+                whole = (high - segment + KEYS_AT_ONCE - 1) // KEYS_AT_ONCE * KEYS_AT_ONCE
                 for q in range(many):
                     position = end - count + q // taken
                     first = max(low, position + 1 - window) if window > 0 else low
@@ -206,23 +199,22 @@ def attention_kernel(element: Element, head_size: int) -> Any:
                         scores + q * SEGMENT * 4,
                         first - segment,
                         last - segment,
-                        padded,
-                        sums + q * D * 4,
+                        whole,
+                        sums + q * P * 4,
                         states + q * 8,
                         segment - begin,
                     )
                 for index in range(low // block_size, (high + block_size - 1) // block_size):
                     block = pool + i64_at(table, index) * block_stride + (kv_heads + head) * lane
-                    ahead = pool + i64_at(table, min(index + 1, final)) * block_stride + (kv_heads + head) * lane
+                    ahead = pool + i64_at(table, min(index + AHEAD, final)) * block_stride + (kv_heads + head) * lane
+                    for line in range(0, lane, 64):
+                        prefetch(ahead + line)
                     place = scores + (index * block_size - segment) * 4
-                    for token in range(0, min(block_size, high - index * block_size), KEYS_AT_ONCE):
-                        for line in range(0, KEYS_AT_ONCE * D * item, 64):
-                            prefetch(ahead + token * D * item + line)
-                        weigh(block + token * D * item, wide, place + token * 4, many, sums)
+                    weigh_values(block, min(block_size, high - index * block_size), place, many, sums)
             for q in range(many):
                 target = out + ((start + q // taken) * heads + query_head + q % taken) * D * item
-                whole = one / f32_at(states, 2 * q + 1)
+                share_of = one / f32_at(states, 2 * q + 1)
                 for i in range(D):
-                    put(target, i, f32_at(sums + q * D * 4, i) * whole)
+                    put(target, i, f32_at(sums + q * P * 4, i) * share_of)
 
     return attention

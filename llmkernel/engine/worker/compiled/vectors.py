@@ -4,7 +4,7 @@ A pair is two bfloat16 numbers side by side in 32 bits. Processors with avx512_b
 sums of float32 in one instruction; elsewhere it is written as two multiplications in float32.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -17,7 +17,7 @@ LANES = 16
 """Numbers of a vector. Where registers are narrower, LLVM takes several."""
 
 I64 = ir.IntType(64)
-_F32, _I32 = ir.FloatType(), ir.IntType(32)
+_F32, _I16, _I32 = ir.FloatType(), ir.IntType(16), ir.IntType(32)
 FLOATS, INTS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
 _HALVES = ir.VectorType(ir.HalfType(), LANES)
 
@@ -59,6 +59,44 @@ class Builder:
     def halves(self, address: ir.Value, offset: int = 0) -> ir.Value:
         """Of float16, as float32."""
         return self.ir.fpext(self._load(address, offset, _HALVES), FLOATS)
+
+    def floats(self, address: ir.Value, offset: int = 0) -> ir.Value:
+        return self._load(address, offset, FLOATS)
+
+    def elements(self, address: ir.Value, index: int, size: int) -> ir.Value:
+        """16 numbers from `index` on, of 4 bytes (float32) or 2 (bfloat16), as float32."""
+        if size == 4:
+            return self.floats(address, 4 * index)
+        words = self.ir.zext(self._load(address, 2 * index, ir.VectorType(_I16, LANES)), INTS)
+        return self.ir.bitcast(self.ir.shl(words, _int(16)), FLOATS)
+
+    def element(self, address: ir.Value, index: int, size: int) -> ir.Value:
+        """One of them."""
+        if size == 4:
+            return self.number(address, 4 * index)
+        word = self.ir.zext(self._load(address, 2 * index, _I16), _I32)
+        return self.ir.bitcast(self.ir.shl(word, _I32(16)), _F32)
+
+    def add_up(self, four: State) -> ir.Value:
+        """The sum of the lanes of each of four vectors: <4 x float>."""
+        while len(four) > 1:
+            pairs = zip(four[::2], four[1::2], strict=True)
+            four = [self._fold(a, b, 1 if len(four) == 2 else 0) for a, b in pairs]
+        (sums,) = four
+        for lanes in (8, 4):
+            low, high = (self._pick(sums, sums, range(start, start + lanes)) for start in (0, lanes))
+            sums = self.ir.fadd(low, high)
+        return sums
+
+    def _fold(self, a: ir.Value, b: ir.Value, level: int) -> ir.Value:
+        """In each quarter of 4 lanes, a's and b's sums of two: a b a b (level 0), or of what that has left: a a b b."""
+        first = ((0, LANES, 1, LANES + 1), (0, 1, LANES, LANES + 1))[level]
+        parts = [[lane + two + quarter for quarter in range(0, LANES, 4) for lane in first] for two in (0, 2)]
+        return self.ir.fadd(*(self._pick(a, b, part) for part in parts))
+
+    def _pick(self, a: ir.Value, b: ir.Value, lanes: Sequence[int]) -> ir.Value:
+        mask = ir.Constant(ir.VectorType(_I32, len(lanes)), list(lanes))
+        return self.ir.shuffle_vector(a, b, mask)
 
     def number(self, address: ir.Value, offset: int = 0) -> ir.Value:
         return self._load(address, offset, _F32)
