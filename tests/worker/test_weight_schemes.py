@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from llmkernel.engine.worker.linear import kernel_choice
 from llmkernel.engine.worker.linear.group_linear import GroupLinear
-from llmkernel.engine.worker.linear.group_weight import quantize_int4
+from llmkernel.engine.worker.linear.group_weight import quantize_int4, quantize_int8
 from llmkernel.engine.worker.linear.int4_linear import Int4Linear, int4_works
 from llmkernel.engine.worker.linear.int8_linear import Int8Linear, int8_works
 from llmkernel.engine.worker.linear.linear import Linear, PlainLinear
@@ -65,6 +65,14 @@ def test_rounding_to_4_bits_is_half_a_step_at_most() -> None:
     assert torch.equal(quantize_int4(torch.zeros(16, 32)).dense(), torch.zeros(16, 32))
 
 
+def test_rounding_to_8_bits_is_half_a_step_at_most() -> None:
+    weight = torch.randn(32, 64) * torch.logspace(-3, 3, 32)[:, None]
+    rounded = quantize_int8(weight)
+    off = (rounded.dense() - weight).abs().unflatten(1, (-1, 32)).amax(-1)
+    assert (off <= rounded.scales * 0.6).all()  # the scale is rounded to float16
+    assert torch.equal(quantize_int8(torch.zeros(16, 32)).dense(), torch.zeros(16, 32))
+
+
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1, Type.Q8_0])
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
 def test_blocks_of_a_file_are_kept_exactly(kind: Type, name: str, tmp_path: Path) -> None:
@@ -79,6 +87,23 @@ def test_blocks_of_a_file_are_kept_exactly(kind: Type, name: str, tmp_path: Path
             assert found is not None
             np.testing.assert_array_equal(found.dense().numpy(), want)
         assert blocks.find("model.norm.weight") is None
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_an_8_bit_file_runs_as_it_is(tmp_path: Path) -> None:
+    tiny = families()["llama"]
+    write_gguf(tmp_path / "tiny.gguf", tiny, random_model(tiny), Type.Q8_0)
+    prompts = [[3, 5, 7], list(range(10, 40)), [9]]
+    answers, facts = [], []
+    for quantization in ("none", "auto"):
+        with EngineRun(tmp_path / "tiny.gguf", dtype="bfloat16", quantization=quantization) as run:
+            answers.append(run.generate(prompts, 6, logits=True))
+            facts.append(run.core.ready.model)
+    assert "Q8_0 blocks are kept as they are" in " ".join(facts[1].notes)
+    assert facts[1].weights_bytes < facts[0].weights_bytes
+    for plain, kept in zip(*answers, strict=True):
+        want, got = (one.logits[0] - one.logits[0].mean() for one in (plain, kept))
+        assert np.linalg.norm(got - want) < 0.05 * np.linalg.norm(want)
 
 
 @needs_int4
@@ -144,9 +169,9 @@ def test_a_processor_without_bfloat16_instructions(tmp_path: Path, monkeypatch: 
 @pytest.mark.usefixtures("own_cache")
 def test_what_a_4_bit_file_holds_otherwise_is_said(tmp_path: Path) -> None:
     tiny = families()["llama"]
-    write_gguf(tmp_path / "tiny.gguf", tiny, random_model(tiny), Type.Q8_0)
+    write_gguf(tmp_path / "tiny.gguf", tiny, random_model(tiny), Type.Q5_0)
     with EngineRun(tmp_path / "tiny.gguf", dtype="bfloat16") as run:
-        assert "Q8_0 weights are decoded to plain numbers" in " ".join(run.core.ready.model.notes)
+        assert "Q5_0 weights are decoded to plain numbers" in " ".join(run.core.ready.model.notes)
     with EngineRun(tmp_path / "tiny.gguf", dtype="bfloat16", quantization="int4") as run:
         assert "weights were rounded to 4 bits" in " ".join(run.core.ready.model.notes)
 

@@ -6,6 +6,7 @@ from typing import Any
 __all__ = [
     "BLOCK_ROWS",
     "KEYS_AT_ONCE",
+    "OPEN_ROWS",
     "PANEL",
     "SEGMENT",
     "UNIT_INPUTS",
@@ -31,6 +32,10 @@ SEGMENT = 256
 
 KEYS_AT_ONCE = 4
 """Keys that are read together; block sizes must be a multiple of it, and blocks clean behind their last token."""
+
+
+OPEN_ROWS = 16
+"""Rows from which on the codes of a panel are made numbers once, not for every block of rows."""
 
 
 class Arguments(ctypes.Structure):
@@ -99,9 +104,10 @@ class ProductArguments(Arguments):
     )  # fmt: skip
 
     @staticmethod
-    def scratch_for(rows: int, units: int, widened: int) -> int:
-        """Numbers of scratch that a thread needs. widened: inputs of a row that are kept in float32, too."""
-        return BLOCK_ROWS * PANEL + rows * (units + widened)
+    def scratch_for(rows: int, units: int, widened: int, opened: int) -> int:
+        """Numbers of scratch that a thread needs. widened: inputs of a row that are kept in float32, too. opened: those
+        of a panel whose codes are made numbers for many rows."""
+        return BLOCK_ROWS * PANEL + rows * (units + widened) + (opened * PANEL // 2 if rows >= OPEN_ROWS else 0)
 
 
 class SequenceArguments(Arguments):

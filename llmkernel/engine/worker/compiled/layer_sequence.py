@@ -117,7 +117,7 @@ class _LayerCalls:
 
     def scratch_for(self, rows: int) -> int:
         """Numbers of scratch that a thread needs for any of the products so far."""
-        return max(ProductArguments.scratch_for(rows, one.units, one.widened) for one in self._panels)
+        return max(ProductArguments.scratch_for(rows, one.units, one.widened, one.opened) for one in self._panels)
 
     def _norm(self, norm: "RMSNorm", added: int) -> "tuple[Kernel, Arguments]":
         return self._kernels.norm_kernel, NormArguments(

@@ -15,6 +15,7 @@ bits apart.
 """
 
 import abc
+from collections.abc import Iterator
 from typing import Any
 
 from llvmlite import ir
@@ -35,25 +36,26 @@ _HIDDEN = 128.0
 
 class PanelForm(abc.ABC):
     """A form of weights. inputs, nbytes: of a unit. summed: it needs the sums of each unit's inputs. sums: that are
-    kept for each output of a row."""
+    kept for each output of a row. opens: for many rows its codes are worth being made bfloat16 once."""
 
     inputs: int
     nbytes: int
     summed: bool
     sums = 1
+    opens = False
 
-    def product(self, rows: int, vectors: int) -> Any:
-        """product(x, sums, units, panel, out, first): out float32 [rows, PANEL] at `vectors` vectors of outputs from
-        vector `first` on, = x panel^T.
+    def product(self, rows: int, vectors: int, *, opened: bool = False) -> Any:
+        """product(x, sums, units, panel, open, out, first): out float32 [rows, PANEL] at `vectors` vectors of outputs
+        from vector `first` on, = x panel^T.
 
         x [rows, units * inputs], bfloat16 or, where processors do not multiply pairs, float32. sums: float32 [rows,
-        units], of each unit's inputs. All are addresses.
+        units], of each unit's inputs. open: what `open` has made of the panel, read if `opened`. All are addresses.
         """
 
         @intrinsic
-        def product(typing: Any, x: Any, sums: Any, units: Any, panel: Any, out: Any, first: Any) -> Any:
+        def product(typing: Any, x: Any, sums: Any, units: Any, panel: Any, open: Any, out: Any, first: Any) -> Any:
             def generate(context: Any, ir_builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-                x, sums, units, panel, out, first = args
+                x, sums, units, panel, open, out, first = args
                 b = Builder(ir_builder)
                 row_size = ir_builder.mul(units, I64(self.inputs * b.input_bytes))
                 given = [ir_builder.add(x, ir_builder.mul(row_size, I64(row))) for row in range(rows)]
@@ -62,7 +64,9 @@ class PanelForm(abc.ABC):
                 def step(unit: ir.Value, state: State) -> State:
                     inputs = [b.place(row, unit, self.inputs * b.input_bytes) for row in given]
                     totals = [b.number(b.place(row, unit, 4)) for row in added] if self.summed else []
-                    return self._unit(b, inputs, totals, b.place(panel, unit, self.nbytes), first, state)
+                    place = b.place(panel, unit, self.nbytes)
+                    codes = b.place(open, unit, self.inputs * PANEL * 2) if opened else None
+                    return self._unit(b, inputs, totals, place, codes, first, state)
 
                 zeros = [b.constant(0.0)] * self._state_size(rows, vectors)
                 state = self._finish(b, loop(ir_builder, units, zeros, step), rows * vectors)
@@ -71,7 +75,7 @@ class PanelForm(abc.ABC):
                     b.store(total, b.place(out, first, _WORD), 4 * row * PANEL + vector * _WORD)
                 return context.get_dummy_value()
 
-            return types.void(*[types.int64] * 6), generate
+            return types.void(*[types.int64] * 7), generate
 
         return product
 
@@ -81,10 +85,45 @@ class PanelForm(abc.ABC):
     def _finish(self, b: Builder, state: State, size: int) -> State:
         return state
 
+    def open(self) -> Any:
+        """open(panel, units, open): the codes of a panel as pairs of bfloat16, [units, inputs / 2, PANEL, 2]."""
+
+        @intrinsic
+        def open_panel(typing: Any, panel: Any, units: Any, open: Any) -> Any:
+            def generate(context: Any, ir_builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+                panel, units, open = args
+                b = Builder(ir_builder)
+
+                def step(unit: ir.Value, state: State) -> State:
+                    to = b.place(open, unit, self.inputs * PANEL * 2)
+                    for index, pairs in enumerate(self._opened(b, b.place(panel, unit, self.nbytes))):
+                        b.store(pairs, to, index * _WORD)
+                    return state
+
+                loop(ir_builder, units, [], step)
+                return context.get_dummy_value()
+
+            return types.void(*[types.int64] * 3), generate
+
+        return open_panel
+
+    def _opened(self, b: Builder, place: ir.Value) -> Iterator[ir.Value]:
+        """Vectors of pairs, in the order of `open`."""
+        raise NotImplementedError
+
     @abc.abstractmethod
-    def _unit(self, b: Builder, inputs: State, totals: State, place: ir.Value, first: ir.Value, state: State) -> State:
+    def _unit(
+        self,
+        b: Builder,
+        inputs: State,
+        totals: State,
+        place: ir.Value,
+        codes: ir.Value | None,
+        first: ir.Value,
+        state: State,
+    ) -> State:
         """state after the unit at `place`: sums per row and vector. inputs, totals: per row, where they lie and what
-        they add up to."""
+        they add up to. codes: where they lie opened."""
 
 
 class _BFloat16(PanelForm):
@@ -101,7 +140,16 @@ class _BFloat16(PanelForm):
             state = [b.ir.fadd(*pair) for pair in zip(state[:half], state[half:], strict=True)]
         return state
 
-    def _unit(self, b: Builder, inputs: State, totals: State, place: ir.Value, first: ir.Value, state: State) -> State:
+    def _unit(
+        self,
+        b: Builder,
+        inputs: State,
+        totals: State,
+        place: ir.Value,
+        codes: ir.Value | None,
+        first: ir.Value,
+        state: State,
+    ) -> State:
         parts = self._parts(len(inputs))
         size = len(state) // parts
         vectors = size // len(inputs)
@@ -123,17 +171,32 @@ class _Groups(PanelForm):
     inputs, summed = UNIT_INPUTS["4-bit"], True
     words: int
     """Rows of words in a unit."""
+    middle: float
+    """The code that stands for 0 where there are no minima."""
 
     def __init__(self, minima: bool) -> None:
         self._minima = minima
+        self._zero = 0.0 if minima else self.middle
         self.nbytes = self.words * _ROW_OF_WORDS + 2 * PANEL * (2 if minima else 1)
 
-    def _unit(self, b: Builder, inputs: State, totals: State, place: ir.Value, first: ir.Value, state: State) -> State:
+    def _unit(
+        self,
+        b: Builder,
+        inputs: State,
+        totals: State,
+        place: ir.Value,
+        codes: ir.Value | None,
+        first: ir.Value,
+        state: State,
+    ) -> State:
         vectors = len(state) // len(inputs)
-        codes = self._codes(b, inputs, totals, b.place(place, first, _WORD), vectors)
+        if codes is None:
+            found = self._codes(b, inputs, totals, b.place(place, first, _WORD), vectors)
+        else:
+            found = self._open_codes(b, inputs, totals, b.place(codes, first, _WORD), vectors)
         scales = b.ir.add(b.place(place, first, 2 * LANES), I64(self.words * _ROW_OF_WORDS))
         after = []
-        for index, (before, code_sum) in enumerate(zip(state, codes, strict=True)):
+        for index, (before, code_sum) in enumerate(zip(state, found, strict=True)):
             row, vector = divmod(index, vectors)
             total = b.multiply_add(code_sum, b.halves(scales, vector * 2 * LANES), before)
             if self._minima:
@@ -146,14 +209,24 @@ class _Groups(PanelForm):
     def _codes(self, b: Builder, inputs: State, totals: State, place: ir.Value, vectors: int) -> State:
         """Per row and vector, the product with the codes."""
 
+    def _open_codes(self, b: Builder, inputs: State, totals: State, place: ir.Value, vectors: int) -> State:
+        """The same with codes that are opened."""
+        sums = _begin(b, totals, -self._zero, vectors)
+        for pair in range(self.inputs // 2):
+            words = [b.ints(place, pair * _ROW_OF_WORDS + vector * _WORD) for vector in range(vectors)]
+            _multiply(b, inputs, 2 * pair, words, sums)
+        return sums
+
 
 class _Groups4(_Groups):
-    words = 4
+    words, middle = 4, 8.0
 
     def _codes(self, b: Builder, inputs: State, totals: State, place: ir.Value, vectors: int) -> State:
         parts = 2 if len(inputs) == 1 else 1
-        zero = 0.0 if self._minima else 8.0
-        sums = [_begin(b, totals, -_HIDDEN - zero, vectors), *([b.constant(0.0)] * vectors for _ in range(parts - 1))]
+        sums = [
+            _begin(b, totals, -_HIDDEN - self._zero, vectors),
+            *([b.constant(0.0)] * vectors for _ in range(parts - 1)),
+        ]
         for row in range(self.words):
             words = [b.ints(place, row * _ROW_OF_WORDS + vector * _WORD) for vector in range(vectors)]
             for pair in range(4):
@@ -163,10 +236,10 @@ class _Groups4(_Groups):
 
 
 class _Groups8(_Groups):
-    words, sums = 8, 2
+    words, middle, sums, opens = 8, 128.0, 2, True
 
     def _codes(self, b: Builder, inputs: State, totals: State, place: ir.Value, vectors: int) -> State:
-        low, high = (_begin(b, totals, -_HIDDEN - zero, vectors) for zero in (128.0, 0.0))
+        low, high = (_begin(b, totals, -_HIDDEN - zero, vectors) for zero in (self._zero, 0.0))
         for row in range(self.words):
             words = [b.ints(place, row * _ROW_OF_WORDS + vector * _WORD) for vector in range(vectors)]
             for pair in range(2):
@@ -174,6 +247,13 @@ class _Groups8(_Groups):
                     pairs = [b.bits(word, 8 * pair + shift, _NIBBLES, _AS_BFLOAT16) for word in words]
                     _multiply(b, inputs, 4 * row + 2 * pair, pairs, sums)
         return [b.multiply_add(sums, b.constant(16.0), rest) for sums, rest in zip(high, low, strict=True)]
+
+    def _opened(self, b: Builder, place: ir.Value) -> Iterator[ir.Value]:
+        for row in range(self.words):
+            words = [b.ints(place, row * _ROW_OF_WORDS + vector * _WORD) for vector in range(PANEL // LANES)]
+            for pair in range(2):
+                for word in words:
+                    yield b.pair_of_codes(word, 8 * pair)
 
 
 def _begin(b: Builder, totals: State, factor: float, vectors: int) -> State:

@@ -11,7 +11,7 @@ import numba
 import numpy as np
 from numba import types
 
-from llmkernel.engine.worker.compiled.arguments import BLOCK_ROWS, PANEL
+from llmkernel.engine.worker.compiled.arguments import BLOCK_ROWS, OPEN_ROWS, PANEL
 from llmkernel.engine.worker.compiled.machine import has_feature, multiplies_pairs
 from llmkernel.engine.worker.compiled.panels import FORMS, PanelForm
 from llmkernel.engine.worker.compiled.vectors import LANES
@@ -41,20 +41,20 @@ def _write(sums: Any, begin: Any, many: Any, bias: Any, out: Any, float_out: Any
             _put(out, begin + i, f32_at(sums, begin % PANEL + i))
 
 
-def _block(form: PanelForm, rows: int) -> Any:
+def _block(form: PanelForm, rows: int, *, opened: bool = False) -> Any:
     """The outputs `begin` to `end` of a panel, the whole or a half, of so many rows."""
-    wide = min(PANEL // LANES, max(1, _SUMS // (rows * form.sums)))
+    wide = min(PANEL // LANES, max(1, _SUMS // (rows * (1 if opened else form.sums))))
     narrow = min(wide, _HALF // LANES)
-    whole, half = form.product(rows, wide), form.product(rows, narrow)
+    whole, half = (form.product(rows, vectors, opened=opened) for vectors in (wide, narrow))
 
-    @numba.njit(types.void(*[types.int64] * 7), **OPTIONS)
-    def block(x: Any, sums: Any, units: Any, panel: Any, out: Any, begin: Any, end: Any) -> None:
+    @numba.njit(types.void(*[types.int64] * 8), **OPTIONS)
+    def block(x: Any, sums: Any, units: Any, panel: Any, open: Any, out: Any, begin: Any, end: Any) -> None:
         if end - begin == PANEL:
             for vector in range(0, PANEL // LANES, wide):
-                whole(x, sums, units, panel, out, vector)
+                whole(x, sums, units, panel, open, out, vector)
         else:
             for vector in range(begin // LANES, end // LANES, narrow):
-                half(x, sums, units, panel, out, vector)
+                half(x, sums, units, panel, open, out, vector)
 
     return block
 
@@ -64,7 +64,9 @@ def product_kernel(form_name: str) -> Any:
     form = FORMS[form_name]
     inputs, nbytes, summed, widened = form.inputs, form.nbytes, form.summed, not multiplies_pairs()
     item = 4 if widened else _item
+    opens = form.opens
     one, two, four = (_block(form, rows) for rows in (1, 2, BLOCK_ROWS))
+    open_panel, four_open = (form.open(), _block(form, BLOCK_ROWS, opened=True)) if opens else (None, None)
 
     @numba.njit(types.void(types.int64), **OPTIONS)
     def product(a: Any) -> None:
@@ -84,22 +86,28 @@ def product_kernel(form_name: str) -> Any:
             given = sums + rows * units * 4
             for i in range(rows * units * inputs):
                 put_f32(given, i, _at(x, i))
+        opened = sums + rows * (units + (units * inputs if widened else 0)) * 4
         halves = (outer + _HALF - 1) // _HALF
         half, last = halves * me // team, halves * (me + 1) // team
         while half < last:
             panel = weights + half // 2 * units * nbytes
             begin = half % 2 * _HALF
             many = PANEL if begin == 0 and half + 1 < last else _HALF
+            if opens and rows >= OPEN_ROWS:
+                open_panel(panel, units, opened)
             row = 0
             while row < rows:
                 x, added, count = given + row * units * inputs * item, sums + row * units * 4, min(rows - row, 2)
                 if rows - row >= BLOCK_ROWS:
                     count = BLOCK_ROWS
-                    four(x, added, units, panel, done, begin, begin + many)
+                    if opens and rows >= OPEN_ROWS:
+                        four_open(x, added, units, panel, opened, done, begin, begin + many)
+                    else:
+                        four(x, added, units, panel, 0, done, begin, begin + many)
                 elif count == 2:
-                    two(x, added, units, panel, done, begin, begin + many)
+                    two(x, added, units, panel, 0, done, begin, begin + many)
                 else:
-                    one(x, added, units, panel, done, begin, begin + many)
+                    one(x, added, units, panel, 0, done, begin, begin + many)
                 for i in range(count):
                     place = out + (row + i) * outer * out_item
                     _write(done + i * PANEL * 4, half * _HALF, min(many, outer - half * _HALF), bias, place, float_out)

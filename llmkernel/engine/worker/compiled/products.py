@@ -14,8 +14,8 @@ __all__ = ["PanelWeight", "Products"]
 class PanelWeight(NamedTuple):
     """A weight [outer, units * the inputs of a unit] in panels at this address, multiplied by `kernel`.
 
-    bias: address of bfloat16 [outer], or 0. widened: inputs that the kernel keeps in float32, of a row. float_out: the
-    product is not rounded to bfloat16.
+    bias: address of bfloat16 [outer], or 0. widened: inputs that the kernel keeps in float32, of a row. opened: inputs
+    whose codes it makes numbers, of a panel. float_out: the product is not rounded to bfloat16.
     """
 
     kernel: Kernel
@@ -24,6 +24,7 @@ class PanelWeight(NamedTuple):
     outer: int
     bias: int
     widened: int
+    opened: int
     float_out: bool = False
 
 
@@ -49,14 +50,15 @@ class Products:
         kernel = open_library(product_recipe(form)).kernel("product")
         bias_address = 0 if bias is None else bias.data_ptr()
         widened = inner if self._widens else 0
-        return PanelWeight(kernel, address, inner // UNIT_INPUTS[form], outer, bias_address, widened, float_out)
+        opened = inner if form == "8-bit" else 0
+        return PanelWeight(kernel, address, inner // UNIT_INPUTS[form], outer, bias_address, widened, opened, float_out)
 
     def __call__(self, x: torch.Tensor, weight: PanelWeight) -> torch.Tensor:
         """x bfloat16 [rows, inner], contiguous, a row at least -> [rows, outer], bfloat16 or float32."""
         rows = x.shape[0]
         out = x.new_empty(rows, weight.outer, dtype=torch.float32 if weight.float_out else torch.bfloat16)
         arguments = self._arguments
-        size = ProductArguments.scratch_for(rows, weight.units, weight.widened)
+        size = ProductArguments.scratch_for(rows, weight.units, weight.widened, weight.opened)
         arguments.rows, arguments.units, arguments.outer = rows, weight.units, weight.outer
         arguments.x, arguments.weights, arguments.bias = x.data_ptr(), weight.address, weight.bias
         arguments.out, arguments.float_out = out.data_ptr(), int(weight.float_out)

@@ -122,6 +122,12 @@ class Builder:
         shifted = self.ir.lshr(words, _int(shift)) if shift else words
         return self.ir.or_(self.ir.and_(shifted, _int(mask)), _int(more))
 
+    def pair_of_codes(self, words: ir.Value, shift: int) -> ir.Value:
+        """Of codes of 8 bits at `shift` and 16 bits on, a pair of bfloat16: 8 bits are all that it has."""
+        low, high = (self.ir.and_(self.ir.lshr(words, _int(shift + more)), _int(0xFF)) for more in (0, 16))
+        low, high = (self.ir.bitcast(self.ir.sitofp(code, FLOATS), INTS) for code in (low, high))
+        return self.ir.or_(self.ir.lshr(low, _int(16)), high)
+
     # Pairs.
 
     @property

@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-__all__ = ["GROUP", "GroupWeight", "quantize_int4"]
+__all__ = ["GROUP", "GroupWeight", "quantize_int4", "quantize_int8"]
 
 GROUP = 32
 
@@ -59,3 +59,11 @@ def quantize_int4(weight: torch.Tensor) -> GroupWeight:
     scales = ((high - low) / 15).clamp_min(_LEAST_SCALE).half().float()
     codes = ((grouped - low[..., None]) / scales[..., None]).round_().clamp_(0, 15)
     return GroupWeight(4, codes.to(torch.uint8).flatten(1), scales, low)
+
+
+def quantize_int8(weight: torch.Tensor) -> GroupWeight:
+    """Round each group of a row [out, in] to 255 steps, as many below zero as above."""
+    grouped = weight.float().unflatten(1, (-1, GROUP))
+    scales = (grouped.abs().amax(-1) / 127).clamp_min(_LEAST_SCALE).half().float()
+    codes = (grouped / scales[..., None]).round_().clamp_(-127, 127).add_(128)
+    return GroupWeight(8, codes.to(torch.uint8).flatten(1), scales)

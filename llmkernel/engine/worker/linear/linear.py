@@ -13,7 +13,7 @@ __all__ = ["Linear", "PlainLinear"]
 class Linear(abc.ABC):
     """x [T, in] -> [T, out] in the dtype of x. kind: its name for people. nbytes: memory of weight and bias.
 
-    panels: what a compiled kernel multiplies up to most_panel_rows rows with; None: there is none.
+    panels: what a compiled kernel multiplies up to most_panel_rows rows with; None: it has no such form.
     """
 
     kind: str

@@ -20,6 +20,8 @@ class RowsLinear(Linear):
         self.few = few
         self.many = many
         self._few_rows = few_rows
+        self.panels = few.panels
+        self.most_panel_rows = min(few_rows, few.most_panel_rows)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.few(x) if x.shape[0] <= self._few_rows else self.many(x)

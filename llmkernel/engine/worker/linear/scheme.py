@@ -7,12 +7,12 @@ import torch
 
 from llmkernel.engine.worker.compiled.products import Products
 from llmkernel.engine.worker.linear.group_linear import GroupLinear
-from llmkernel.engine.worker.linear.group_weight import GROUP, GroupWeight, quantize_int4
-from llmkernel.engine.worker.linear.int4_linear import Int4Linear
+from llmkernel.engine.worker.linear.group_weight import GROUP, GroupWeight, quantize_int4, quantize_int8
+from llmkernel.engine.worker.linear.int4_linear import Int4Linear, int4_works
 from llmkernel.engine.worker.linear.int8_linear import Int8Linear
 from llmkernel.engine.worker.linear.kernel_choice import MakeLinear, dense_kernel
 from llmkernel.engine.worker.linear.linear import Linear
-from llmkernel.engine.worker.linear.packed_linear import PackedLinear
+from llmkernel.engine.worker.linear.packed_linear import PackedLinear, packing_works
 from llmkernel.engine.worker.linear.panel_linear import PanelLinear
 from llmkernel.engine.worker.linear.rows_linear import RowsLinear
 
@@ -31,9 +31,8 @@ Read = Callable[[], torch.Tensor]
 
 
 class WeightScheme:
-    """The dense scheme: each weight in the form that is fastest here, measured once.
-
-    products: compiled ones, for a few rows; None: the form's own.
+    """The dense scheme: each weight in the form that is fastest here: with compiled products oneDNN's, which they read;
+    without, measured once.
     """
 
     def __init__(self, products: Products | None = None) -> None:
@@ -51,7 +50,8 @@ class WeightScheme:
 
     def _dense(self, weight: torch.Tensor, bias: torch.Tensor | None, *, float_out: bool = False) -> Linear:
         if self._kernel is None:
-            self._kernel = dense_kernel(weight)
+            compiled = self._products is not None and packing_works()
+            self._kernel = PackedLinear if compiled else dense_kernel(weight)
         linear = self._kernel(weight, bias)
         if self._products is not None and isinstance(linear, PackedLinear):
             return PanelLinear.of(linear, weight, self._products, float_out=float_out) or linear
@@ -65,7 +65,10 @@ class Int8Scheme(WeightScheme):
     """Every matrix of the layers rounded to 8 bits."""
 
     def linear(self, names: list[str], order: torch.Tensor | None, read: Read, bias: torch.Tensor | None) -> Linear:
-        return Int8Linear(read(), bias)
+        weight = read()
+        if self._products is None or weight.shape[1] % GROUP:
+            return Int8Linear(weight, bias)
+        return GroupLinear(quantize_int8(weight), bias, self._products)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,5 +134,7 @@ class GroupScheme(WeightScheme):
         return None
 
     def _takes(self, weight: GroupWeight) -> bool:
-        """torch's own kernel takes 4 bits only."""
-        return weight.bits == 4 or (self._products is not None and not self._rounds)
+        """Without compiled products there is torch's kernel, for 4 bits; what is rounded to them has no 8."""
+        if self._products is None:
+            return weight.bits == 4 and int4_works()
+        return weight.bits == 4 or not self._rounds

@@ -26,26 +26,30 @@ from llmkernel.errors import UnsupportedFeatureError
 
 __all__ = ["WeightChoice", "choose_scheme", "fused_dtype"]
 
-_KEPT = ("Q4_0", "Q4_1")
-"""Types of GGUF files whose blocks are kept."""
+_KEPT = {"Q4_0": 0.29, "Q4_1": 0.32, "Q8_0": 0.54}
+"""Types of GGUF files whose blocks are kept, and the part of 16 bits that they take."""
 
 _COPY_SHARE = 4
 """A dense copy beside 4-bit weights may take one part in so many of the available memory."""
 
-_PART = {"dense": 1.0, "int8": 0.51, "int4": 0.32, "kept": 0.32}
+_PART = {"dense": 1.0, "int8": 0.54, "int4": 0.32}
 
 
 @dataclasses.dataclass(frozen=True)
 class WeightChoice:
-    """kind: "dense", "int8", "int4" (asked for: what the file has otherwise is rounded), "kept" (the file's blocks)."""
+    """kind: "dense", "int8", "int4" (asked for: what the file has otherwise is rounded), "kept" (the file's blocks).
+
+    part: what the layers take, of their size as they would be dense.
+    """
 
     kind: str
+    part: float
     from_file: bool = False
     copies: Copies = NO_COPIES
 
     def bytes_estimate(self, config: DecoderConfig, item: int) -> int:
         """Bytes that the weights will take; the embedding stays in its file."""
-        part = _PART[self.kind] + (1 if self.copies.layers else 0)
+        part = self.part + (1 if self.copies.layers else 0)
         return int(_layer_numbers(config) * item * part) + config.vocab_size * config.hidden_size * item
 
     def scheme(self, files: ModelFiles, stack: ExitStack, products: Products | None = None) -> WeightScheme:
@@ -64,7 +68,7 @@ class WeightChoice:
             if scheme.rounded:
                 said.append(f"{len(scheme.rounded)} weights were rounded to 4 bits.")
             if scheme.kept_dense:
-                said.append(f"{len(scheme.kept_dense)} weights are not 4-bit in the file and were decoded.")
+                said.append(f"{len(scheme.kept_dense)} weights are stored otherwise and were decoded.")
             if self.copies.layers:
                 extra = format_bytes(_layer_numbers(config) * item)
                 said.append(
@@ -73,7 +77,7 @@ class WeightChoice:
                 )
             return said
         if self.kind == "int8":
-            return ["Weights of the layers were rounded to 8 bits, a scale per row."]
+            return ["Weights of the layers were rounded to 8 bits."]
         return files.notes
 
 
@@ -99,7 +103,6 @@ def choose_scheme(
 ) -> WeightChoice:
     """`available`: bytes of memory. An explicit wish that cannot be met raises UnsupportedFeatureError."""
     wanted = args.quantization
-    from_file = _holds_4_bits(files)
     if wanted in ("int8", "int4"):
         works = int8_works if wanted == "int8" else int4_works
         if device.type != "cpu":
@@ -108,21 +111,22 @@ def choose_scheme(
             raise _unsupported(wanted, "needs bfloat16 activations; set dtype='bfloat16', or use 'auto' or 'none'.")
         if not works():
             raise _unsupported(wanted, "needs a kernel that this torch does not have here; use 'auto' or 'none'.")
-        return WeightChoice(wanted, from_file and wanted == "int4")
-    usable = dtype == torch.bfloat16 and device.type == "cpu" and from_file
-    if wanted == "none" or not usable or not int4_works():
-        return WeightChoice("dense")
-    if not multiplies_bfloat16(device):  # there 4 bits are the fastest at any number of rows
-        return WeightChoice("kept", True)
-    compiled = not args.enforce_eager and not has_tiles()  # as fast as a dense copy, in a quarter of its memory
-    layers = not compiled and _layer_numbers(config) * dtype.itemsize * _COPY_SHARE < available
-    head = config.vocab_size * config.hidden_size * dtype.itemsize * _COPY_SHARE < available
-    return WeightChoice("kept", True, Copies(layers=layers, head=head))
+        return WeightChoice(wanted, _PART[wanted], from_file=wanted == "int4" and _holds_4_bits(files))
+    compiled = not args.enforce_eager
+    kept = (_holds_4_bits(files) and int4_works()) or (compiled and files.quantization in _KEPT)
+    if wanted == "none" or not kept or files.gguf is None or dtype != torch.bfloat16 or device.type != "cpu":
+        return WeightChoice("dense", _PART["dense"])
+    layers = head = False
+    if multiplies_bfloat16(device):  # elsewhere few bits are the fastest at any number of rows
+        item = dtype.itemsize * _COPY_SHARE
+        layers = (not compiled or has_tiles()) and _layer_numbers(config) * item < available
+        head = config.vocab_size * config.hidden_size * item < available
+    return WeightChoice("kept", _KEPT[files.quantization], True, Copies(layers=layers, head=head))
 
 
 def _holds_4_bits(files: ModelFiles) -> bool:
-    """The file has blocks that the 4-bit kernel takes as they are."""
-    return files.gguf is not None and files.quantization in _KEPT
+    """The file has blocks that torch's 4-bit kernel takes, too."""
+    return files.gguf is not None and files.quantization in ("Q4_0", "Q4_1")
 
 
 def _layer_numbers(config: DecoderConfig) -> int:
