@@ -11,6 +11,9 @@ from llmkernel.engine.worker.linear.linear import Linear
 
 __all__ = ["GroupLinear"]
 
+_AT_ONCE = 64 * PANEL
+"""Outputs that are put in order together: an output layer would take six times its size meanwhile."""
+
 
 class GroupLinear(Linear):
     """bfloat16 activations on the CPU, for any number of rows. Q4_0: 4.5 bits per weight, Q4_1: 5, Q8_0: 8.5.
@@ -38,12 +41,14 @@ class GroupLinear(Linear):
 
 def _pack(weight: GroupWeight) -> torch.Tensor:
     """Its panels: uint8 [panels, groups, bytes of a unit]. Outputs that are missing in the last panel are zeros."""
-    outer, groups = weight.scales.shape
-    missing = -outer % PANEL
-    words = _words(weight.codes.contiguous(), weight.bits).view(outer, groups, -1)
-    parts = [_by_panel(words, missing)]
-    parts += [_by_panel(part.half(), missing) for part in (weight.scales, weight.minima) if part is not None]
-    return torch.cat(parts, -1)
+    whole = []
+    for first in range(0, weight.codes.shape[0], _AT_ONCE):
+        part = weight.rows(slice(first, first + _AT_ONCE))
+        outer, groups = part.scales.shape
+        words = _words(part.codes, part.bits).view(outer, groups, -1)
+        halves = [one.half() for one in (part.scales, part.minima) if one is not None]
+        whole.append(torch.cat([_by_panel(one, -outer % PANEL) for one in (words, *halves)], -1))
+    return whole[0] if len(whole) == 1 else torch.cat(whole)
 
 
 def _words(codes: torch.Tensor, bits: int) -> torch.Tensor:

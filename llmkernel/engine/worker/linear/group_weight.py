@@ -24,12 +24,10 @@ class GroupWeight:
     scales: torch.Tensor
     minima: torch.Tensor | None = None
 
-    def rows(self, order: torch.Tensor) -> "GroupWeight":
-        """Its rows in another order."""
-        codes, scales = self.codes.index_select(0, order), self.scales.index_select(0, order)
-        return GroupWeight(
-            self.bits, codes, scales, None if self.minima is None else self.minima.index_select(0, order)
-        )
+    def rows(self, chosen: torch.Tensor | slice) -> "GroupWeight":
+        """These rows, in this order."""
+        minima = None if self.minima is None else self.minima[chosen]
+        return GroupWeight(self.bits, self.codes[chosen].contiguous(), self.scales[chosen], minima)
 
     def lowest(self) -> torch.Tensor:
         """float32 [out, in / GROUP]: what code 0 stands for."""

@@ -112,12 +112,18 @@ class GroupScheme(WeightScheme):
         return RowsLinear(few, self._dense(read(), bias), FEW_ROWS) if self._copies.layers else few
 
     def head(self, name: str, read: Read) -> Linear:
-        weight = self._stored(name)
-        if self._products is None or weight is None:
+        few = self._stored_head(name)
+        if few is None:
             return super().head(name, read)
-        few = GroupLinear(weight, None, self._products, float_out=True)
-        copied = self._copies.head and weight.bits == 8
+        copied = self._copies.head and few.kind == "8-bit"
         return RowsLinear(few, super().head(name, read), _FEW_LOGITS) if copied else few
+
+    def _stored_head(self, name: str) -> GroupLinear | None:
+        weight = None if self._products is None else self._stored(name)
+        if weight is None:
+            return None
+        assert self._products is not None
+        return GroupLinear(weight, None, self._products, float_out=True)
 
     def _weight(self, names: list[str], order: torch.Tensor | None, read: Read) -> GroupWeight | None:
         found = [part for name in names if (part := self._stored(name)) is not None and self._takes(part)]
