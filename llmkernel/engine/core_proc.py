@@ -132,11 +132,11 @@ class EngineCoreProc:
             if self.input_queue.empty():
                 logger.debug("EngineCore waiting for work.")
             self._handle_client_request(*self.input_queue.get())
-        if not self.input_queue.empty():
-            self._push(self.core.take_outputs())
         with contextlib.suppress(queue.Empty):
             while True:
-                self._handle_client_request(*self.input_queue.get_nowait())
+                request = self.input_queue.get_nowait()
+                self._push(self.core.take_outputs())
+                self._handle_client_request(*request)
 
     def _handle_client_request(self, request_type: EngineCoreRequestType, request: Any) -> None:
         if request_type is EngineCoreRequestType.ADD:

@@ -296,3 +296,18 @@ def test_without_numba_torch_does_the_work(monkeypatch: pytest.MonkeyPatch) -> N
     kernels, note = compile_kernels([PLAIN], torch.float32, CPU)
     assert kernels is None
     assert "decoding is slower: ImportError: No module named 'numba'" in note
+
+
+def test_a_product_that_cannot_be_compiled_leaves_all_to_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = library.open_library
+
+    def refuse(recipe: library.Recipe) -> library.KernelLibrary:
+        if recipe[0] == "product":
+            raise ImportError("Numba needs NumPy 9 or less")
+        return opened(recipe)
+
+    monkeypatch.setattr(library, "open_library", refuse)
+    model = tiny_models.build("llama", hidden_size=64, intermediate_size=128, num_attention_heads=4)
+    with EngineRun(tiny_models.save(model, tmp_path / "llama"), dtype="bfloat16", quantization="int4") as run:
+        assert "decoding is slower: ImportError: Numba needs" in " ".join(run.core.ready.model.notes)
+        assert len(run.generate([[5, 6, 7]], max_tokens=3)[0].token_ids) == 3

@@ -104,3 +104,17 @@ def test_a_processor_that_does_not_multiply_pairs(level: str) -> None:
         "        assert distance(GroupLinear(weight, None, products(), float_out=True), weight, None, rows) < 1e-5\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=240, env=os.environ)
+
+
+@pytest.mark.parametrize("setting", [{"OMP_THREAD_LIMIT": "1"}, {"OMP_DYNAMIC": "true"}])
+def test_fewer_threads_than_torch_believes(setting: dict[str, str]) -> None:
+    """No output is left to a thread that does not come."""
+    script = (
+        "from tests.worker.test_group_linear import *\n"
+        "torch.set_num_threads(2)\n"
+        "weight = random_weight(4, True, 200, 96)\n"
+        "linear = GroupLinear(weight, None, products(), float_out=True)\n"
+        "for rows in (1, 9):\n"
+        "    assert distance(linear, weight, None, rows) < 1e-5\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=240, env=os.environ | setting)

@@ -1,5 +1,6 @@
 """All layers as one list of kernels: the same bits as call by call, for every model that is built of them."""
 
+import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,10 +91,12 @@ def test_a_table_of_calls() -> None:
     norm, gate = NormArguments(rows=3, size=7, eps=0.5), GateArguments(rows=4, size=9)
     table = CallTable([(kernel, norm), (kernel, gate), (kernel, norm)])
     assert len(table) == 3
-    assert table.get("size").tolist() == [7, 9, 7]
+    addresses = (ctypes.c_int64 * 6).from_address(table.address)[1::2]
+    kinds = (NormArguments, GateArguments, NormArguments)
+    told = [kind.from_address(address) for kind, address in zip(kinds, addresses, strict=True)]
+    assert [(one.team, one.rows, one.size) for one in told] == [(1, 3, 7), (1, 4, 9), (1, 3, 7)]
     table.set("rows", 5)
     table.set("size", [1, 2], NormArguments)
-    assert table.get("rows").tolist() == [5, 5, 5]
-    assert table.get("size").tolist() == [1, 9, 2]
-    assert table.get("eps").view("float64").tolist() == [0.5, 0.5]
+    assert [(one.rows, one.size) for one in told] == [(5, 1), (5, 9), (5, 2)]
+    assert told[2].eps == 0.5
     assert norm.rows == 3

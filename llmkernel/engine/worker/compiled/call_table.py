@@ -42,10 +42,6 @@ class CallTable:
         """Of int64 [calls, 2]: of each the addresses of its kernel and of its arguments."""
         return self._calls.ctypes.data
 
-    def get(self, name: str) -> np.ndarray:
-        """int64: this argument, of all calls that have it."""
-        return self._flat[self._places[None, name]]
-
     def set(self, name: str, value: Any, kind: Kind | None = None) -> None:
         """Tell all calls that have this argument (of this kind); value: an integer, or one for each of them."""
         self._flat[self._places[kind, name]] = value

@@ -48,10 +48,8 @@ class LayerSequence:
         self._team = kernels.team
         self._kernel = kernels.sequence_kernel
         self._layers = [layer.heads.layer.index for layer in layers]
-        calls = _LayerCalls(kernels, layers[0], self.most_rows, scale)
-        self._added = calls.added
+        self._memory = calls = _LayerCalls(kernels, layers[0], self.most_rows, scale)
         self._product_scratch = Scratch()
-        self._scratch_for = calls.scratch_for
         self._calls = CallTable([call for index, layer in enumerate(layers) for call in calls.of(layer, index == 0)])
         self._calls.set("thread_number", self._team.thread_number)
         self._arguments = SequenceArguments(calls=self._calls.address, count=len(self._calls), meet=self._team.meet)
@@ -67,11 +65,11 @@ class LayerSequence:
 
         rotation complex64 [T, 1, rotary / 2]. T: all rows of the step, at most most_rows.
         """
-        rows, threads, calls = hidden.shape[0], torch.get_num_threads(), self._calls
+        rows, threads, calls = hidden.shape[0], self._team.size(torch.get_num_threads()), self._calls
         calls.set("team", threads)
         calls.set("rows", rows)
         calls.set("hidden", hidden.data_ptr())
-        size = self._scratch_for(rows)
+        size = self._memory.scratch_for(rows)
         calls.set("scratch", self._product_scratch.address(size), ProductArguments)
         calls.set("scratch_size", size, ProductArguments)
         calls.set("angles", rotation.data_ptr())
@@ -82,7 +80,7 @@ class LayerSequence:
         calls.set("pool", pools)
         calls.set("block_stride", strides)
         self._team.run(self._kernel, self._arguments, parts=threads)
-        return self._added[:rows]
+        return self._memory.added[:rows]
 
 
 class _LayerCalls:
@@ -90,7 +88,7 @@ class _LayerCalls:
 
     def __init__(self, kernels: "CompiledKernels", like: "DecoderLayer", rows: int, scale: float) -> None:
         def memory(size: int) -> torch.Tensor:
-            return torch.empty(rows, size, dtype=torch.bfloat16)
+            return torch.empty(rows, size, dtype=torch.bfloat16, device="cpu")
 
         spec, inner = like.heads.layer, _panels(like.gate_up).outer // 2
         self.added = memory(_panels(like.down).outer)
@@ -100,7 +98,7 @@ class _LayerCalls:
         self._gate_up, self._gated = memory(2 * inner), memory(inner)
         self._kernels = kernels
         self._scale = scale
-        self._panels: list[PanelWeight] = []
+        self._sizes: set[tuple[int, int, int]] = set()
 
     def of(self, layer: "DecoderLayer", is_first: bool) -> "Iterator[tuple[Kernel, Arguments]]":
         yield self._norm(layer.input_norm, 0 if is_first else self.added.data_ptr())
@@ -117,7 +115,7 @@ class _LayerCalls:
 
     def scratch_for(self, rows: int) -> int:
         """Numbers of scratch that a thread needs for any of the products so far."""
-        return max(ProductArguments.scratch_for(rows, one.units, one.widened, one.opened) for one in self._panels)
+        return max(ProductArguments.scratch_for(rows, *sizes) for sizes in self._sizes)
 
     def _norm(self, norm: "RMSNorm", added: int) -> "tuple[Kernel, Arguments]":
         return self._kernels.norm_kernel, NormArguments(
@@ -130,7 +128,7 @@ class _LayerCalls:
         )
 
     def _product(self, panels: PanelWeight, x: torch.Tensor, out: torch.Tensor) -> "tuple[Kernel, Arguments]":
-        self._panels.append(panels)
+        self._sizes.add((panels.units, panels.widened, panels.opened))
         return panels.kernel, ProductArguments(
             units=panels.units,
             outer=panels.outer,

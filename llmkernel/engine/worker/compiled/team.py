@@ -42,8 +42,8 @@ class Team:
         return 0 if self._runtime is None else self._runtime.meet
 
     def size(self, parts: int) -> int:
-        """Threads that `run` takes."""
-        return 1 if self._runtime is None else min(parts, torch.get_num_threads())
+        """Threads that `run` takes, exactly: kernels deal out their work by it."""
+        return 1 if self._runtime is None else min(parts, torch.get_num_threads(), self._runtime.limit)
 
     def run(self, kernel: Kernel, arguments: Arguments, *, parts: int, is_short: bool = False) -> None:
         """In as many threads as torch uses now, at most `parts`, without the GIL; what is short here, at once."""
@@ -63,28 +63,33 @@ class Scratch:
     """Memory for the threads of a team to write to, grown when it must."""
 
     def __init__(self) -> None:
-        self._memory = torch.empty(0)
+        self._memory = torch.empty(0, dtype=torch.float32, device="cpu")
 
     def address(self, size: int) -> int:
         """Of `size` numbers of float32 for each of torch's threads; good until it is asked for more."""
         wanted = size * torch.get_num_threads()
         if len(self._memory) < wanted:
-            self._memory = torch.empty(wanted)
+            self._memory = torch.empty(wanted, dtype=torch.float32, device="cpu")
         return self._memory.data_ptr()
 
 
 class _OpenMP(NamedTuple):
     """fork: GOMP_parallel(function, data, threads, flags). thread_number, meet: addresses of omp_get_thread_num and
-    GOMP_barrier."""
+    GOMP_barrier. limit: the most threads of a team."""
 
     fork: Any
     thread_number: int
     meet: int
+    limit: int
 
 
 @functools.cache
 def _runtime() -> _OpenMP | None:
-    """The OpenMP library that torch has loaded, if it opens to others."""
+    """The OpenMP library that torch has loaded, if it opens to others.
+
+    Told to give the threads that it is asked for: by OMP_DYNAMIC it may give fewer, and their work would be left out.
+    That is a setting of the calling thread, the one that steps.
+    """
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
@@ -97,7 +102,9 @@ def _runtime() -> _OpenMP | None:
         if all(hasattr(library, name) for name in ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num")):
             fork = library.GOMP_parallel
             fork.argtypes, fork.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
-            return _OpenMP(fork, _address(library.omp_get_thread_num), _address(library.GOMP_barrier))
+            library.omp_set_dynamic(0)
+            number, meet = _address(library.omp_get_thread_num), _address(library.GOMP_barrier)
+            return _OpenMP(fork, number, meet, library.omp_get_thread_limit())
     return None
 
 

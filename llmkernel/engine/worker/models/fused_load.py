@@ -11,6 +11,8 @@ from llmkernel.config import EngineArgs, format_bytes
 from llmkernel.engine.executor_facts import ReportProgress
 from llmkernel.engine.worker.attention import LayerSpec
 from llmkernel.engine.worker.compiled.kernels import CompiledKernels, compile_kernels
+from llmkernel.engine.worker.compiled.products import KernelError
+from llmkernel.engine.worker.linear.scheme import WeightScheme
 from llmkernel.engine.worker.memory import available_memory, weight_files
 from llmkernel.engine.worker.model_files import ModelFiles, read_json
 from llmkernel.engine.worker.models.checkpoint import Checkpoint, SafetensorsCheckpoint
@@ -48,10 +50,12 @@ class FusedLoad:
         if "model.embed_tokens.weight" not in self._checkpoint:
             raise NotFused("its tensors have other names")
         self._files = files
-        self._eager = args.enforce_eager
         self._dtype = dtype
         self._device = device
-        self._choice = choose_scheme(files, args, self.config, dtype, device, available_memory())
+        self._kernels, self._kernel_note = self._compile(args)
+        self._choice = choose_scheme(
+            files, args, self.config, dtype, device, available_memory(), compiled=self._kernels is not None
+        )
 
     @property
     def row_size(self) -> int:
@@ -71,19 +75,12 @@ class FusedLoad:
 
     def load(self, report: ReportProgress) -> Runnable:
         """The model, its weights read. Progress is stage "weights", in layers."""
-        name = self._files.name
-        kernels, note = self._compile()
-        with ExitStack() as stack:
-            scheme = self._choice.scheme(self._files, stack, None if kernels is None else kernels.products)
-            built = build_decoder(
-                self.config,
-                self._checkpoint,
-                dtype=self._dtype,
-                device=self._device,
-                scheme=scheme,
-                operations=kernels,
-                progress=lambda done, total: report("weights", done, total, name),
-            )
+        kernels, note = self._kernels, self._kernel_note
+        try:
+            built, scheme = self._build(report, kernels)
+        except KernelError as error:  # rare: others were compiled before, or kept
+            kernels, note = None, f"No compiled kernels, decoding is slower: {error}"
+            built, scheme = self._build(report, None)
         kept = ", ".join(f"{format_bytes(size)} {kind}" for kind, size in built.kernels.items())
         notes = [
             *self._choice.notes(self._files, scheme, self.config, self._dtype.itemsize),
@@ -102,8 +99,23 @@ class FusedLoad:
             kernels=kernels,
         )
 
-    def _compile(self) -> tuple[CompiledKernels | None, str]:
-        if self._eager:
+    def _build(self, report: ReportProgress, kernels: CompiledKernels | None) -> tuple[BuiltDecoder, WeightScheme]:
+        name = self._files.name
+        with ExitStack() as stack:
+            scheme = self._choice.scheme(self._files, stack, None if kernels is None else kernels.products)
+            built = build_decoder(
+                self.config,
+                self._checkpoint,
+                dtype=self._dtype,
+                device=self._device,
+                scheme=scheme,
+                operations=kernels,
+                progress=lambda done, total: report("weights", done, total, name),
+            )
+        return built, scheme
+
+    def _compile(self, args: EngineArgs) -> tuple[CompiledKernels | None, str]:
+        if args.enforce_eager:
             return None, "No compiled kernels, as asked (enforce_eager)."
         return compile_kernels(self.config.layers, self._dtype, self._device)
 

@@ -30,7 +30,7 @@ _KEPT = {"Q4_0": 0.29, "Q4_1": 0.32, "Q8_0": 0.54}
 """Types of GGUF files whose blocks are kept, and the part of 16 bits that they take."""
 
 _COPY_SHARE = 4
-"""A dense copy beside 4-bit weights may take one part in so many of the available memory."""
+"""A dense copy beside weights of few bits may take one part in so many of the available memory."""
 
 _PART = {"dense": 1.0, "int8": 0.54, "int4": 0.32}
 
@@ -49,8 +49,9 @@ class WeightChoice:
 
     def bytes_estimate(self, config: DecoderConfig, item: int) -> int:
         """Bytes that the weights will take; the embedding stays in its file."""
-        part = self.part + (1 if self.copies.layers else 0)
-        return int(_layer_numbers(config) * item * part) + config.vocab_size * config.hidden_size * item
+        layers = self.part + (1 if self.copies.layers else 0)
+        head = 1 + (_KEPT["Q8_0"] if self.copies.head else 0)
+        return int(item * (_layer_numbers(config) * layers + config.vocab_size * config.hidden_size * head))
 
     def scheme(self, files: ModelFiles, stack: ExitStack, products: Products | None = None) -> WeightScheme:
         """The scheme, with the GGUF file open within `stack` where it is read. products: see WeightScheme."""
@@ -71,10 +72,8 @@ class WeightChoice:
                 said.append(f"{len(scheme.kept_dense)} weights are stored otherwise and were decoded.")
             if self.copies.layers:
                 extra = format_bytes(_layer_numbers(config) * item)
-                said.append(
-                    f"A copy in bfloat16 ({extra}) serves steps of more than {FEW_ROWS} tokens; "
-                    "quantization='int4' does without."
-                )
+                without = "" if files.quantization == "Q8_0" else "; quantization='int4' does without"
+                said.append(f"A copy in bfloat16 ({extra}) serves steps of more than {FEW_ROWS} tokens{without}.")
             return said
         if self.kind == "int8":
             return ["Weights of the layers were rounded to 8 bits."]
@@ -99,9 +98,17 @@ def fused_dtype(files: ModelFiles, args: EngineArgs, device: torch.device) -> to
 
 
 def choose_scheme(
-    files: ModelFiles, args: EngineArgs, config: DecoderConfig, dtype: torch.dtype, device: torch.device, available: int
+    files: ModelFiles,
+    args: EngineArgs,
+    config: DecoderConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    available: int,
+    *,
+    compiled: bool,
 ) -> WeightChoice:
-    """`available`: bytes of memory. An explicit wish that cannot be met raises UnsupportedFeatureError."""
+    """`available`: bytes of memory. compiled: there are kernels. An explicit wish that cannot be met raises
+    UnsupportedFeatureError."""
     wanted = args.quantization
     if wanted in ("int8", "int4"):
         works = int8_works if wanted == "int8" else int4_works
@@ -109,10 +116,11 @@ def choose_scheme(
             raise _unsupported(wanted, f"is built for the CPU, not for {device.type}; use 'auto' or 'none'.")
         if dtype != torch.bfloat16:
             raise _unsupported(wanted, "needs bfloat16 activations; set dtype='bfloat16', or use 'auto' or 'none'.")
-        if not works():
+        if not compiled and not works():
             raise _unsupported(wanted, "needs a kernel that this torch does not have here; use 'auto' or 'none'.")
+        if wanted == "int8" and compiled and files.gguf is not None and files.quantization == "Q8_0":
+            return WeightChoice("kept", _KEPT["Q8_0"], from_file=True)  # they are 8 bits already
         return WeightChoice(wanted, _PART[wanted], from_file=wanted == "int4" and _holds_4_bits(files))
-    compiled = not args.enforce_eager
     kept = (_holds_4_bits(files) and int4_works()) or (compiled and files.quantization in _KEPT)
     if wanted == "none" or not kept or files.gguf is None or dtype != torch.bfloat16 or device.type != "cpu":
         return WeightChoice("dense", _PART["dense"])
