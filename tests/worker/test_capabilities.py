@@ -93,8 +93,10 @@ def test_a_torch_without_the_private_operations(
         with EngineRun(folder, dtype="bfloat16") as run:
             assert np.linalg.norm(first_logits(run) - exact) < FARTHEST["none"] * np.linalg.norm(exact)
             assert "Weights: " in (said := " ".join(run.core.ready.model.notes)) and "packed" not in said
+        with EngineRun(folder, dtype="bfloat16", quantization="int4") as run:  # by compiled kernels
+            assert np.linalg.norm(first_logits(run) - exact) < FARTHEST["int4"] * np.linalg.norm(exact)
         with pytest.raises(UnsupportedFeatureError, match="needs a kernel that this torch does not have here"):
-            EngineRun(folder, dtype="bfloat16", quantization="int4")
+            EngineRun(folder, dtype="bfloat16", quantization="int4", enforce_eager=True)
     finally:
         for check in works:
             check.cache_clear()
