@@ -38,7 +38,11 @@ def expect_all(notebook: NotebookPage, cell: int, wanted: list[str]) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_sixteen_streams_lose_nothing(open_notebook: OpenNotebook, front_end: str) -> None:
-    cells = (LOAD, PROMPTS + "%generate -b --prompts prompts --max-tokens 110 --seed 7 -o many", "%llm show --view")
+    cells = (
+        LOAD,
+        PROMPTS + "%generate -b --prompts prompts --max-tokens 300 --ignore-eos --seed 7 -o many",
+        "%llm show --view",
+    )
     notebook = open_notebook(*cells, front_end=front_end)
     notebook.run(0, timeout=240)
     notebook.run(1)
