@@ -6,6 +6,8 @@ from typing import Any
 __all__ = [
     "BLOCK_ROWS",
     "KEYS_AT_ONCE",
+    "LANES",
+    "OPENED_FORMS",
     "OPEN_ROWS",
     "PANEL",
     "SEGMENT",
@@ -16,7 +18,11 @@ __all__ = [
     "NormArguments",
     "ProductArguments",
     "SequenceArguments",
+    "padded",
 ]
+
+LANES = 16
+"""Numbers of a vector. Where registers are narrower, LLVM takes several."""
 
 PANEL = 64
 """Outputs of a product whose weights lie together."""
@@ -33,9 +39,16 @@ SEGMENT = 256
 KEYS_AT_ONCE = 4
 """Keys that are read together; block sizes must be a multiple of it, and blocks clean behind their last token."""
 
+OPENED_FORMS = frozenset({"8-bit"})
+"""Forms whose codes are worth being made bfloat16 once for many rows: a panel's at a time, in scratch."""
 
 OPEN_ROWS = 16
-"""Rows from which on the codes of a panel are made numbers once, not for every block of rows."""
+"""Rows from which on they are."""
+
+
+def padded(head_size: int) -> int:
+    """Numbers of a head in whole vectors."""
+    return -(-head_size // LANES) * LANES
 
 
 class Arguments(ctypes.Structure):
@@ -88,8 +101,8 @@ class AttentionArguments(Arguments):
     @staticmethod
     def scratch_for(queries: int, head_size: int) -> int:
         """Numbers of scratch that a thread needs for so many queries at once."""
-        padded = -(-head_size // 16) * 16
-        return queries * (2 * padded + SEGMENT + 2) + padded
+        size = padded(head_size)
+        return queries * (2 * size + SEGMENT + 2) + size
 
 
 class ProductArguments(Arguments):
@@ -101,7 +114,7 @@ class ProductArguments(Arguments):
 
     _fields_ = Arguments.of(
         "rows", "units", "outer", "x", "weights", "bias", "out", "float_out", "scratch", "scratch_size"
-    )  # fmt: skip
+    )
 
     @staticmethod
     def scratch_for(rows: int, units: int, widened: int, opened: int) -> int:

@@ -11,8 +11,8 @@ import numba
 import numpy as np
 from numba import types
 
-from llmkernel.engine.worker.compiled.arguments import KEYS_AT_ONCE, SEGMENT
-from llmkernel.engine.worker.compiled.attention_words import padded, score, weigh
+from llmkernel.engine.worker.compiled.arguments import KEYS_AT_ONCE, SEGMENT, padded
+from llmkernel.engine.worker.compiled.attention_words import score, weigh
 from llmkernel.engine.worker.compiled.words import (
     OPTIONS,
     Element,
@@ -84,10 +84,10 @@ def attention_kernel(element: Element, head_size: int) -> Any:
             query += taken
 
     @numba.njit(types.void(i64, i64, i64, i64, i64, i64, i64), **OPTIONS)
-    def soften(scores: Any, first: Any, last: Any, padded: Any, sums: Any, state: Any, begun: Any) -> None:
+    def soften(scores: Any, first: Any, last: Any, whole: Any, sums: Any, state: Any, begun: Any) -> None:
         """Scores of the keys in [first, last) of a segment become weights, others 0; state: greatest score, total."""
         if last <= first:
-            for i in range(padded):
+            for i in range(whole):
                 put_f32(scores, i, zero)
             return
         most = f32_at(state, 0)
@@ -100,7 +100,7 @@ def attention_kernel(element: Element, head_size: int) -> Any:
             weight = exp(f32_at(scores, i) - most)
             total += weight
             put_f32(scores, i, weight)
-        for i in range(last, padded):
+        for i in range(last, whole):
             put_f32(scores, i, zero)
         if begun != 0:
             fade = exp(f32_at(state, 0) - most)

@@ -1,6 +1,6 @@
 """What attention does with keys and values, in vectors: scores of some keys, and sums of values by weight.
 
-Heads come in vectors of 16 numbers; what is missing in the last one is zero (PADDED of them in queries and sums).
+Heads come in vectors of 16 numbers; what is missing in the last one is zero. Queries and sums have `padded` numbers.
 """
 
 from typing import Any
@@ -9,16 +9,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from llmkernel.engine.worker.compiled.arguments import KEYS_AT_ONCE, SEGMENT
-from llmkernel.engine.worker.compiled.vectors import FLOATS, I64, LANES, Builder, State, loop
+from llmkernel.engine.worker.compiled.arguments import KEYS_AT_ONCE, LANES, SEGMENT, padded
+from llmkernel.engine.worker.compiled.vectors import FLOATS, I64, Builder, State, loop
 from llmkernel.engine.worker.compiled.words import Element
 
-__all__ = ["padded", "score", "weigh"]
-
-
-def padded(head_size: int) -> int:
-    """Numbers of a head in whole vectors."""
-    return -(-head_size // LANES) * LANES
+__all__ = ["score", "weigh"]
 
 
 def score(element: Element, head_size: int) -> Any:

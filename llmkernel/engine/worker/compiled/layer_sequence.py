@@ -65,7 +65,7 @@ class LayerSequence:
 
         rotation complex64 [T, 1, rotary / 2]. T: all rows of the step, at most most_rows.
         """
-        rows, threads, calls = hidden.shape[0], self._team.size(torch.get_num_threads()), self._calls
+        rows, threads, calls = hidden.shape[0], self._team.threads, self._calls
         calls.set("team", threads)
         calls.set("rows", rows)
         calls.set("hidden", hidden.data_ptr())

@@ -16,14 +16,14 @@ bits apart.
 
 import abc
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from llmkernel.engine.worker.compiled.arguments import PANEL, UNIT_INPUTS
-from llmkernel.engine.worker.compiled.vectors import FLOATS, I64, LANES, Builder, State, loop
+from llmkernel.engine.worker.compiled.arguments import LANES, PANEL, UNIT_INPUTS
+from llmkernel.engine.worker.compiled.vectors import FLOATS, I64, Builder, State, loop
 
 __all__ = ["FORMS", "PanelForm"]
 
@@ -34,15 +34,27 @@ _HIDDEN = 128.0
 """What _AS_BFLOAT16 adds to a code."""
 
 
+class _Unit(NamedTuple):
+    """A unit of a panel meets some rows. inputs, totals: per row, where its inputs lie and what they add up to.
+
+    place, codes: addresses of the unit, and of its codes if they are opened. first: vector of outputs.
+    """
+
+    inputs: State
+    totals: State
+    place: ir.Value
+    codes: ir.Value | None
+    first: ir.Value
+
+
 class PanelForm(abc.ABC):
     """A form of weights. inputs, nbytes: of a unit. summed: it needs the sums of each unit's inputs. sums: that are
-    kept for each output of a row. opens: for many rows its codes are worth being made bfloat16 once."""
+    kept for each output of a row."""
 
     inputs: int
     nbytes: int
     summed: bool
     sums = 1
-    opens = False
 
     def product(self, rows: int, vectors: int, *, opened: bool = False) -> Any:
         """product(x, sums, units, panel, open, out, first): out float32 [rows, PANEL] at `vectors` vectors of outputs
@@ -66,10 +78,10 @@ class PanelForm(abc.ABC):
                     totals = [b.number(b.place(row, unit, 4)) for row in added] if self.summed else []
                     place = b.place(panel, unit, self.nbytes)
                     codes = b.place(open, unit, self.inputs * PANEL * 2) if opened else None
-                    return self._unit(b, inputs, totals, place, codes, first, state)
+                    return self._unit(b, _Unit(inputs, totals, place, codes, first), state)
 
                 zeros = [b.constant(0.0)] * self._state_size(rows, vectors)
-                state = self._finish(b, loop(ir_builder, units, zeros, step), rows * vectors)
+                state = _fold(b, loop(ir_builder, units, zeros, step), rows * vectors)
                 for index, total in enumerate(state):
                     row, vector = divmod(index, vectors)
                     b.store(total, b.place(out, first, _WORD), 4 * row * PANEL + vector * _WORD)
@@ -80,10 +92,8 @@ class PanelForm(abc.ABC):
         return product
 
     def _state_size(self, rows: int, vectors: int) -> int:
+        """Sums per row and vector, or several times as many that are added in the end."""
         return rows * vectors
-
-    def _finish(self, b: Builder, state: State, size: int) -> State:
-        return state
 
     def open(self) -> Any:
         """open(panel, units, open): the codes of a panel as pairs of bfloat16, [units, inputs / 2, PANEL, 2]."""
@@ -112,18 +122,8 @@ class PanelForm(abc.ABC):
         raise NotImplementedError
 
     @abc.abstractmethod
-    def _unit(
-        self,
-        b: Builder,
-        inputs: State,
-        totals: State,
-        place: ir.Value,
-        codes: ir.Value | None,
-        first: ir.Value,
-        state: State,
-    ) -> State:
-        """state after the unit at `place`: sums per row and vector. inputs, totals: per row, where they lie and what
-        they add up to. codes: where they lie opened."""
+    def _unit(self, b: Builder, unit: _Unit, state: State) -> State:
+        """state after the unit."""
 
 
 class _BFloat16(PanelForm):
@@ -134,30 +134,11 @@ class _BFloat16(PanelForm):
     def _state_size(self, rows: int, vectors: int) -> int:
         return rows * vectors * self._parts(rows)
 
-    def _finish(self, b: Builder, state: State, size: int) -> State:
-        while len(state) > size:
-            half = len(state) // 2
-            state = [b.ir.fadd(*pair) for pair in zip(state[:half], state[half:], strict=True)]
-        return state
-
-    def _unit(
-        self,
-        b: Builder,
-        inputs: State,
-        totals: State,
-        place: ir.Value,
-        codes: ir.Value | None,
-        first: ir.Value,
-        state: State,
-    ) -> State:
-        parts = self._parts(len(inputs))
+    def _unit(self, b: Builder, unit: _Unit, state: State) -> State:
+        parts = self._parts(len(unit.inputs))
         size = len(state) // parts
-        vectors = size // len(inputs)
         sums = [state[part * size : (part + 1) * size] for part in range(parts)]
-        place = b.place(place, first, _WORD)
-        for pair in range(self.inputs // 2):
-            words = [b.ints(place, pair * _ROW_OF_WORDS + vector * _WORD) for vector in range(vectors)]
-            _multiply(b, inputs, 2 * pair, words, sums[pair % parts])
+        _multiply_pairs(b, unit.inputs, self.inputs, b.place(unit.place, unit.first, _WORD), sums)
         return [total for part in sums for total in part]
 
     def _parts(self, rows: int) -> int:
@@ -179,21 +160,14 @@ class _Groups(PanelForm):
         self._zero = 0.0 if minima else self.middle
         self.nbytes = self.words * _ROW_OF_WORDS + 2 * PANEL * (2 if minima else 1)
 
-    def _unit(
-        self,
-        b: Builder,
-        inputs: State,
-        totals: State,
-        place: ir.Value,
-        codes: ir.Value | None,
-        first: ir.Value,
-        state: State,
-    ) -> State:
+    def _unit(self, b: Builder, unit: _Unit, state: State) -> State:
+        inputs, totals, place, codes, first = unit
         vectors = len(state) // len(inputs)
         if codes is None:
             found = self._codes(b, inputs, totals, b.place(place, first, _WORD), vectors)
         else:
-            found = self._open_codes(b, inputs, totals, b.place(codes, first, _WORD), vectors)
+            found = _begin(b, totals, -self._zero, vectors)
+            _multiply_pairs(b, inputs, self.inputs, b.place(codes, first, _WORD), [found])
         scales = b.ir.add(b.place(place, first, 2 * LANES), I64(self.words * _ROW_OF_WORDS))
         after = []
         for index, (before, code_sum) in enumerate(zip(state, found, strict=True)):
@@ -207,15 +181,7 @@ class _Groups(PanelForm):
 
     @abc.abstractmethod
     def _codes(self, b: Builder, inputs: State, totals: State, place: ir.Value, vectors: int) -> State:
-        """Per row and vector, the product with the codes."""
-
-    def _open_codes(self, b: Builder, inputs: State, totals: State, place: ir.Value, vectors: int) -> State:
-        """The same with codes that are opened."""
-        sums = _begin(b, totals, -self._zero, vectors)
-        for pair in range(self.inputs // 2):
-            words = [b.ints(place, pair * _ROW_OF_WORDS + vector * _WORD) for vector in range(vectors)]
-            _multiply(b, inputs, 2 * pair, words, sums)
-        return sums
+        """Per row and vector, the product with the codes at `place`."""
 
 
 class _Groups4(_Groups):
@@ -228,20 +194,20 @@ class _Groups4(_Groups):
             *([b.constant(0.0)] * vectors for _ in range(parts - 1)),
         ]
         for row in range(self.words):
-            words = [b.ints(place, row * _ROW_OF_WORDS + vector * _WORD) for vector in range(vectors)]
+            words = _words(b, place, row, vectors)
             for pair in range(4):
                 pairs = [b.bits(word, 4 * pair, _NIBBLES, _AS_BFLOAT16) for word in words]
                 _multiply(b, inputs, 8 * row + 2 * pair, pairs, sums[pair % parts])
-        return sums[0] if parts == 1 else [b.ir.fadd(*pair) for pair in zip(*sums, strict=True)]
+        return _fold(b, [total for part in sums for total in part], len(inputs) * vectors)
 
 
 class _Groups8(_Groups):
-    words, middle, sums, opens = 8, 128.0, 2, True
+    words, middle, sums = 8, 128.0, 2
 
     def _codes(self, b: Builder, inputs: State, totals: State, place: ir.Value, vectors: int) -> State:
         low, high = (_begin(b, totals, -_HIDDEN - zero, vectors) for zero in (self._zero, 0.0))
         for row in range(self.words):
-            words = [b.ints(place, row * _ROW_OF_WORDS + vector * _WORD) for vector in range(vectors)]
+            words = _words(b, place, row, vectors)
             for pair in range(2):
                 for sums, shift in ((low, 0), (high, 4)):
                     pairs = [b.bits(word, 8 * pair + shift, _NIBBLES, _AS_BFLOAT16) for word in words]
@@ -250,7 +216,7 @@ class _Groups8(_Groups):
 
     def _opened(self, b: Builder, place: ir.Value) -> Iterator[ir.Value]:
         for row in range(self.words):
-            words = [b.ints(place, row * _ROW_OF_WORDS + vector * _WORD) for vector in range(PANEL // LANES)]
+            words = _words(b, place, row, PANEL // LANES)
             for pair in range(2):
                 for word in words:
                     yield b.pair_of_codes(word, 8 * pair)
@@ -259,6 +225,26 @@ class _Groups8(_Groups):
 def _begin(b: Builder, totals: State, factor: float, vectors: int) -> State:
     """factor * the sum of each row's inputs, for each vector."""
     return [b.splat(b.ir.fmul(total, ir.Constant(FLOATS.element, factor))) for total in totals for _ in range(vectors)]
+
+
+def _words(b: Builder, place: ir.Value, row: int, vectors: int) -> State:
+    """A row of words, the first so many vectors from `place` on."""
+    return [b.ints(place, row * _ROW_OF_WORDS + vector * _WORD) for vector in range(vectors)]
+
+
+def _fold(b: Builder, state: State, size: int) -> State:
+    """Sums that were kept apart, added: `size` are left."""
+    while len(state) > size:
+        half = len(state) // 2
+        state = [b.ir.fadd(*pair) for pair in zip(state[:half], state[half:], strict=True)]
+    return state
+
+
+def _multiply_pairs(b: Builder, inputs: State, count: int, place: ir.Value, sums: list[State]) -> None:
+    """sums, in turns, += `count` inputs of each row times the pairs of bfloat16 at `place`, a row of words each."""
+    for pair in range(count // 2):
+        words = _words(b, place, pair, len(sums[0]) // len(inputs))
+        _multiply(b, inputs, 2 * pair, words, sums[pair % len(sums)])
 
 
 def _multiply(b: Builder, inputs: State, index: int, words: State, sums: State) -> None:

@@ -11,10 +11,9 @@ import numba
 import numpy as np
 from numba import types
 
-from llmkernel.engine.worker.compiled.arguments import BLOCK_ROWS, OPEN_ROWS, PANEL
+from llmkernel.engine.worker.compiled.arguments import BLOCK_ROWS, LANES, OPEN_ROWS, OPENED_FORMS, PANEL
 from llmkernel.engine.worker.compiled.machine import has_feature, multiplies_pairs
 from llmkernel.engine.worker.compiled.panels import FORMS, PanelForm
-from llmkernel.engine.worker.compiled.vectors import LANES
 from llmkernel.engine.worker.compiled.words import BFLOAT16, OPTIONS, f32_at, i64_at, put_f32, thread_number
 
 __all__ = ["product_kernel"]
@@ -64,7 +63,7 @@ def product_kernel(form_name: str) -> Any:
     form = FORMS[form_name]
     inputs, nbytes, summed, widened = form.inputs, form.nbytes, form.summed, not multiplies_pairs()
     item = 4 if widened else _item
-    opens = form.opens
+    opens = form_name in OPENED_FORMS
     one, two, four = (_block(form, rows) for rows in (1, 2, BLOCK_ROWS))
     open_panel, four_open = (form.open(), _block(form, BLOCK_ROWS, opened=True)) if opens else (None, None)
 

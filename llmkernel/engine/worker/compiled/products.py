@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from llmkernel.engine.worker.compiled.arguments import PANEL, UNIT_INPUTS, ProductArguments
+from llmkernel.engine.worker.compiled.arguments import OPENED_FORMS, PANEL, UNIT_INPUTS, ProductArguments
 from llmkernel.engine.worker.compiled.team import Kernel, Scratch, Team
 from llmkernel.engine.worker.hardware import has_tiles
 
@@ -64,7 +64,7 @@ class Products:
             raise KernelError(f"{type(error).__name__}: {error}") from error
         bias_address = 0 if bias is None else bias.data_ptr()
         widened = inner if self._widens else 0
-        opened = inner if form == "8-bit" else 0
+        opened = inner if form in OPENED_FORMS else 0
         units = inner // UNIT_INPUTS[form]
         return PanelWeight(kernel, address, inner, units, outer, bias_address, widened, opened, float_out)
 

@@ -41,16 +41,17 @@ class Team:
         """Address of the function in which the threads of a team wait for each other; 0: there is none."""
         return 0 if self._runtime is None else self._runtime.meet
 
-    def size(self, parts: int) -> int:
-        """Threads that `run` takes, exactly: kernels deal out their work by it."""
-        return 1 if self._runtime is None else min(parts, torch.get_num_threads(), self._runtime.limit)
+    @property
+    def threads(self) -> int:
+        """The most that `run` takes now, and gets: kernels deal out their work by it."""
+        return 1 if self._runtime is None else min(torch.get_num_threads(), self._runtime.limit)
 
     def run(self, kernel: Kernel, arguments: Arguments, *, parts: int, is_short: bool = False) -> None:
         """In as many threads as torch uses now, at most `parts`, without the GIL; what is short here, at once."""
         if is_short:
             kernel.short(arguments.address)
             return
-        threads = self.size(parts)
+        threads = min(parts, self.threads)
         if self._runtime is None or threads <= 1:
             kernel.long(arguments.address)
             return

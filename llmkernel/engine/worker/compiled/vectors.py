@@ -9,12 +9,10 @@ from typing import Any
 
 from llvmlite import ir
 
+from llmkernel.engine.worker.compiled.arguments import LANES
 from llmkernel.engine.worker.compiled.machine import multiplies_pairs
 
-__all__ = ["FLOATS", "I64", "LANES", "Builder", "State", "loop"]
-
-LANES = 16
-"""Numbers of a vector. Where registers are narrower, LLVM takes several."""
+__all__ = ["FLOATS", "I64", "Builder", "State", "loop"]
 
 I64 = ir.IntType(64)
 _F32, _I16, _I32 = ir.FloatType(), ir.IntType(16), ir.IntType(32)
